@@ -1,0 +1,290 @@
+"""Control messages between a process and the queue: every request has an answer, or an `Refused` that says why.
+
+Framing (DEALER to ROUTER): [request id (8 bytes), msgpack of one message, payload frames...]; the answer carries the
+same request id. Payload frames are Arrow IPC buffers (`wire.py`) and travel without being copied.
+"""
+
+import msgspec
+
+from slipstream.task import Task
+
+
+class Message(msgspec.Struct, tag=True, kw_only=True):
+    """Base: the tag is the class name."""
+
+
+# -- shared records ------------------------------------------------------------------------------------------------
+
+
+class Lease(msgspec.Struct, kw_only=True):
+    """The right (and duty) to produce one trajectory."""
+
+    lease: int
+    group: int
+    member: int  # 0 .. group size - 1
+    attempt: int  # 0 first, +1 for each time the lease was granted anew
+    task: Task
+    seed: int  # differs for every (run seed, group, member, attempt)
+    min_version: int  # the engine must have loaded at least these weights before the first token
+    deadline_s: float  # seconds from the grant until it returns to the queue
+    heldout: bool = False  # an evaluation: scored and counted, never trained on
+
+
+class TensorInfo(msgspec.Struct, array_like=True, frozen=True):
+    name: str
+    dtype: str  # "float32", "bfloat16"
+    shape: list[int]
+
+
+class Weights(msgspec.Struct, kw_only=True):
+    """One published version and how to fetch it."""
+
+    version: int
+    location: str  # a safetensors file; on /dev/shm for the shared-memory transport
+    checksum: str  # blake2b-128 over the tensors' bytes in the order of `tensors`
+    tensors: list[TensorInfo]
+
+
+class Fate(msgspec.Struct, kw_only=True):
+    """What became of one delivered trajectory's sampled tokens. The counts sum to all it had."""
+
+    lease: int
+    trained: int = 0
+    masked_stale: int = 0  # over the cutoff K
+    masked_mismatch: int = 0  # cut by a correction's mask rule
+    zero_signal: int = 0  # its group's rewards were all equal
+    discarded_stale: int = 0  # the whole trajectory was dropped as too old
+    failed: int = 0  # its outcome's policy is "mask", or it was retried
+
+
+class Clock(msgspec.Struct, kw_only=True):
+    """Where a process's wall time went, in seconds by named part; the parts sum to the wall time."""
+
+    process: str
+    parts: dict[str, float]
+    now: str = ""  # the current part, or what it waits for
+    since: float = 0.0  # Unix time
+
+
+class RollouterBeat(msgspec.Struct, kw_only=True):
+    """One rollouter's state, sent with each heartbeat."""
+
+    name: str
+    version: int
+    running: int  # trajectories
+    leases: list[int]
+    tokens_in_flight: list[int]  # sampled so far, by lease
+    tokens_generated: int  # since start
+    pause_ms: list[float]  # weight-load pauses since the last beat
+    clock: Clock
+
+
+# -- requests ------------------------------------------------------------------------------------------------------
+
+
+class Hello(Message):
+    role: str  # "rollouter" | "learner" | "observer"
+    name: str
+    pid: int
+    version: int = 0  # learner: the version its checkpoint holds; the queue rewinds to it
+
+
+class Ask(Message):
+    """A rollouter has room. Answered at once with leases, or after `wait_s` with none and the reason."""
+
+    name: str
+    room: int
+    wait_s: float
+
+
+class Deliver(Message):
+    """Payload: the frames of `encode(trajectories)`."""
+
+    name: str
+
+
+class GiveBack(Message):
+    """Leases that end without a trajectory."""
+
+    name: str
+    leases: list[int]
+    reason: str
+
+
+class Beat(Message):
+    beat: RollouterBeat
+
+
+class Publish(Message):
+    """The learner's new weights. From here on the gate counts from `weights.version`."""
+
+    weights: Weights
+
+
+class AskWeights(Message):
+    """The newest weights; waits up to `wait_s` for a version newer than `newer_than`."""
+
+    newer_than: int
+    wait_s: float
+
+
+class Take(Message):
+    """The learner takes up to `room` complete groups; waits up to `wait_s` for the first."""
+
+    room: int
+    wait_s: float
+
+
+class Settle(Message):
+    """Fates of trajectories that were taken. With `version` they were consumed by the step that makes that version;
+    without, their groups are gone from the batch (zero signal, all stale) and their capacity is refunded."""
+
+    fates: list[Fate]
+    version: int | None = None
+
+
+class Checkpointed(Message):
+    """Consumption up to `version` is final."""
+
+    version: int
+
+
+class Evaluate(Message):
+    """Grant every held-out task once at weights >= `version`, ahead of training leases."""
+
+    version: int
+
+
+class Drain(Message):
+    """Grant nothing more; running leases may finish. `done`: the run is over, rollouters leave."""
+
+    done: bool = False
+
+
+class AskStatus(Message):
+    pass
+
+
+# -- answers -------------------------------------------------------------------------------------------------------
+
+
+class Refused(Message):
+    why: str
+
+
+class Ok(Message):
+    pass
+
+
+class Welcome(Message):
+    run: str
+    seed: int
+    version: int
+    weights: Weights | None
+
+
+class Granted(Message):
+    leases: list[Lease]
+    why: str = ""  # when empty-handed: what is waited for, naming the knob
+    done: bool = False  # the run is over
+
+
+class Accepted(Message):
+    leases: list[int]
+    duplicates: list[int] = msgspec.field(default_factory=list)
+
+
+class Newest(Message):
+    weights: Weights | None
+    done: bool = False
+
+
+class TakenGroup(msgspec.Struct, kw_only=True):
+    group: int
+    leases: list[int]
+    frames: list[int]  # how many payload frames each trajectory's record batch has, in order
+
+
+class Taken(Message):
+    """Payload: all groups' frames, in order."""
+
+    groups: list[TakenGroup]
+    why: str = ""
+    done: bool = False  # data exhausted and nothing in flight
+
+
+class HeldoutResult(msgspec.Struct, kw_only=True):
+    version: int
+    tasks: int
+    ended: int
+    passed: int  # reward >= 1
+    mean_reward: float
+    tokens: int
+
+
+class Accounts(msgspec.Struct, kw_only=True):
+    """The accounting identity: generated = trained + masked_stale + masked_mismatch + zero_signal + discarded_stale
+    + sum(failed) + in_flight. Counts are trajectories (`*_trajectories`) or sampled tokens."""
+
+    generated: int = 0
+    trained: int = 0
+    masked_stale: int = 0
+    masked_mismatch: int = 0
+    zero_signal: int = 0
+    discarded_stale: int = 0
+    failed: dict[str, int] = msgspec.field(default_factory=dict)  # by outcome
+    in_flight: int = 0  # delivered, not yet settled
+
+    def holds(self) -> bool:
+        return self.generated == (
+            self.trained
+            + self.masked_stale
+            + self.masked_mismatch
+            + self.zero_signal
+            + self.discarded_stale
+            + sum(self.failed.values())
+            + self.in_flight
+        )
+
+
+class LeaseCounts(msgspec.Struct, kw_only=True):
+    """granted = delivered + returned (by reason) + running."""
+
+    granted: int = 0
+    delivered: int = 0
+    returned: dict[str, int] = msgspec.field(default_factory=dict)
+    running: int = 0
+    tokens_lost: int = 0  # sampled under leases that returned, as of their owner's last heartbeat
+
+    def holds(self) -> bool:
+        return self.granted == self.delivered + sum(self.returned.values()) + self.running
+
+
+class Status(Message):
+    version: int
+    tokens: Accounts
+    trajectories: Accounts
+    leases: LeaseCounts
+    groups_ready: int
+    bytes_held: int
+    rollouters: list[RollouterBeat]
+    heldout: list[HeldoutResult]
+    why: str  # why nothing is granted now, "" if leases flow
+
+
+Request = (
+    Hello
+    | Ask
+    | Deliver
+    | GiveBack
+    | Beat
+    | Publish
+    | AskWeights
+    | Take
+    | Settle
+    | Checkpointed
+    | Evaluate
+    | Drain
+    | AskStatus
+)
+Answer = Refused | Ok | Welcome | Granted | Accepted | Newest | Taken | Status
