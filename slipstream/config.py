@@ -46,9 +46,7 @@ class TasksSection(Section):
     heldout: Annotated[
         str, Meta(description="Held-out tasks in the same form, solved before and after training; '' for none.")
     ] = ""
-    heldout_limit: Annotated[int, Meta(ge=1, description="Use at most this many held-out tasks; fewer end sooner.")] = (
-        200
-    )
+    heldout_limit: Annotated[int, Meta(ge=1, description="At most this many held-out tasks; fewer end sooner.")] = 200
 
 
 class RolloutSection(Section):
@@ -147,7 +145,7 @@ class LearnerSection(Section):
     ] = "recompute"
     checkpoint_every: Annotated[
         int,
-        Meta(ge=0, description="Steps between checkpoints; 0 writes only the last. A crash repeats the steps since."),
+        Meta(ge=0, description="Steps between checkpoints; 0 writes only the last. A crash repeats steps since."),
     ] = 10
     threads: Annotated[int, Meta(ge=0, description="CPU threads of the learner; 0 leaves it to torch.")] = 0
 
@@ -166,9 +164,7 @@ class LossSection(Section):
         Meta(description="Policy loss; cispo keeps the gradient of clipped tokens, gspo clips whole trajectories."),
     ] = "ppo"
     clip_low: Annotated[float, Meta(gt=0, description="Lower clip of the ratio (1 - this).")] = 0.2
-    clip_high: Annotated[
-        float, Meta(gt=0, description="Upper clip of the ratio (1 + this); above clip_low explores.")
-    ] = 0.28
+    clip_high: Annotated[float, Meta(gt=0, description="Upper clip of the ratio (1 + this); wider explores.")] = 0.28
     aggregation: Annotated[
         Literal["token_mean", "sequence_mean", "sequence_sum"],
         Meta(description="token_mean weighs long trajectories by length; sequence_mean counts each one alike."),
@@ -187,9 +183,7 @@ Policy = Literal["train", "mask", "retry"]
 
 class OutcomesSection(Section):
     finished: Annotated[Policy, Meta(description="Ended its turn without a tool call.")] = "train"
-    truncated_tokens: Annotated[Policy, Meta(description="Spent its token budget; mask when length is no fault.")] = (
-        "train"
-    )
+    truncated_tokens: Annotated[Policy, Meta(description="Spent its token budget; or mask it.")] = "train"
     truncated_turns: Annotated[Policy, Meta(description="Spent its turns.")] = "train"
     timeout: Annotated[Policy, Meta(description="Spent its seconds; mask, since a slow machine is no fault.")] = "mask"
     tool_failed: Annotated[Policy, Meta(description="A tool broke in a way that the model did not cause.")] = "retry"

@@ -12,7 +12,7 @@ import msgspec
 
 
 class Outcome(StrEnum):
-    """How a trajectory ended. A failure is not a zero: what each outcome does to training is `outcomes.*` in the config."""
+    """How a trajectory ended. A failure is not a zero: `outcomes.*` in the config says what each does."""
 
     FINISHED = "finished"
     TRUNCATED_TOKENS = "truncated_tokens"

@@ -6,6 +6,7 @@ same request id. Payload frames are Arrow IPC buffers (`wire.py`) and travel wit
 
 import msgspec
 
+from slipstream.observe.clock import ClockReading
 from slipstream.task import Task
 
 
@@ -57,15 +58,6 @@ class Fate(msgspec.Struct, kw_only=True):
     failed: int = 0  # its outcome's policy is "mask", or it was retried
 
 
-class Clock(msgspec.Struct, kw_only=True):
-    """Where a process's wall time went, in seconds by named part; the parts sum to the wall time."""
-
-    process: str
-    parts: dict[str, float]
-    now: str = ""  # the current part, or what it waits for
-    since: float = 0.0  # Unix time
-
-
 class RollouterBeat(msgspec.Struct, kw_only=True):
     """One rollouter's state, sent with each heartbeat."""
 
@@ -76,7 +68,7 @@ class RollouterBeat(msgspec.Struct, kw_only=True):
     tokens_in_flight: list[int]  # sampled so far, by lease
     tokens_generated: int  # since start
     pause_ms: list[float]  # weight-load pauses since the last beat
-    clock: Clock
+    clock: ClockReading
 
 
 # -- requests ------------------------------------------------------------------------------------------------------
