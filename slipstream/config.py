@@ -29,7 +29,7 @@ class ModelSection(Section):
     path: Annotated[str, Meta(description="Hugging Face folder of the start model: weights, tokenizer, chat template.")]
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
-        Meta(description="Engine precision; auto is float32 on a CPU without AVX-512, bfloat16 elsewhere."),
+        Meta(description="Engine precision; auto is float32 on a CPU (as the learner there), bfloat16 elsewhere."),
     ] = "auto"
 
 

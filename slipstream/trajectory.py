@@ -60,9 +60,9 @@ class Trajectory(msgspec.Struct, kw_only=True):
     group: int
     task: str
     attempt: int
-    token_ids: array[int]  # array('i'), [T]
+    token_ids: "array[int]"  # array('i'), [T]
     sampled: bytearray  # 0 or 1, [T]
-    logprobs: array[float]  # array('f'), [T], of the distribution sampled from; 0 where not sampled
+    logprobs: "array[float]"  # array('f'), [T], of the distribution sampled from; 0 where not sampled
     version_runs: list[VersionRun]
     spans: list[Span]
     outcome: Outcome

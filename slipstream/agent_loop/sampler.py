@@ -19,16 +19,17 @@ class Finish(StrEnum):
 
 
 class SampleRequest(msgspec.Struct, kw_only=True):
-    prompt: array[int]  # array('i'): the whole stream so far
+    prompt: "array[int]"  # array('i'): the whole stream so far
     max_tokens: int
     stop_token_ids: list[int]
     temperature: float
     seed: int
+    seconds: float = 3600.0  # the engine ends the request after this, and hands over what was sampled
 
 
 class Sample(msgspec.Struct, kw_only=True):
-    token_ids: array[int]  # array('i')
-    logprobs: array[float]  # array('f'), of the distribution sampled from
+    token_ids: "array[int]"  # array('i')
+    logprobs: "array[float]"  # array('f'), of the distribution sampled from
     version_runs: list[VersionRun]
     finish: Finish
     t_first_token: float  # Unix time

@@ -1,0 +1,191 @@
+"""The rollouter process: leases in, trajectories out, weights received in flight.
+
+Invariant: a lease that this process holds ends in exactly one delivery or one return; a trajectory never starts on
+weights older than its lease allows; the process holds no more trajectories than it has leases (no lease, no work).
+"""
+
+import asyncio
+import logging
+import signal
+import time
+from pathlib import Path
+
+from slipstream.agent_loop.environment import load_environment
+from slipstream.agent_loop.loop import AgentLoop
+from slipstream.agent_loop.renderer import create_renderer
+from slipstream.agent_loop.sampler import EngineFailed
+from slipstream.config import Config, RunDir
+from slipstream.observe.clock import Clock
+from slipstream.queue.client import QueueClient
+from slipstream.queue.messages import Lease, RollouterBeat
+from slipstream.rollouter.engine import Engine, WeightsRejected, prepare_environment
+from slipstream.trajectory import Outcome
+
+log = logging.getLogger(__name__)
+
+BEAT_SECONDS = 1.0
+ASK_SECONDS = 5.0  # how long one request for leases or weights waits at the queue before it is made again
+
+
+def run(config: Config, run_dir: RunDir, name: str) -> int:
+    """Run until the queue says that the run is over, or SIGTERM. Returns the exit code."""
+    prepare_environment(config.engine)
+    import uvloop
+
+    return uvloop.run(_serve(config, run_dir, name))
+
+
+async def _serve(config: Config, run_dir: RunDir, name: str) -> int:
+    clock = Clock(name, "starting")
+    # The engine process is forked before this process has sockets or threads of its own.
+    engine = Engine.start(config.model.path, config.model.dtype, config.engine, config.rollout.concurrency)
+    log.info("engine is up: %s, %d at once", config.model.path, config.rollout.concurrency)
+    try:
+        url = (run_dir.root / "queue.url").read_text().strip()
+        async with QueueClient(url, role="rollouter", name=name) as client:
+            return await Rollouter(config, engine, client, clock, name).serve()
+    finally:
+        engine.shutdown()
+
+
+class Rollouter:
+    """Keeps up to `rollout.concurrency` trajectories going on one engine."""
+
+    def __init__(self, config: Config, engine: Engine, client: QueueClient, clock: Clock, name: str) -> None:
+        environment = load_environment(config.environment.path, Path.cwd())
+        self._agents = AgentLoop(environment, create_renderer(config.model.path), engine, config.rollout)
+        self._engine, self._client, self._clock, self._name = engine, client, clock, name
+        self._concurrency = config.rollout.concurrency
+        self._leases: dict[int, Lease] = {}
+        self._in_tools: set[int] = set()  # leases that wait for a tool
+        self._changed = asyncio.Condition()  # notified when a trajectory ends and when weights were loaded
+        self._pauses: list[float] = []
+        self._loading = False
+        self._why = "the first weights"
+        self._over = asyncio.Event()
+        self._exit = 0
+
+    async def serve(self) -> int:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._leave, 0)
+        async with asyncio.TaskGroup() as everything:
+            trajectories = await everything.create_task(self._until_over(everything))
+            for task in trajectories:
+                task.cancel()
+        if self._leases:  # somebody else, or a later process, makes them anew
+            await self._client.give_back(list(self._leases), reason="rollouter left")
+        return self._exit
+
+    async def _until_over(self, everything: asyncio.TaskGroup) -> "set[asyncio.Task[None]]":
+        trajectories: set[asyncio.Task[None]] = set()
+        loops = [
+            everything.create_task(self._receive_weights()),
+            everything.create_task(self._take_leases(everything, trajectories)),
+            everything.create_task(self._beat()),
+        ]
+        await self._over.wait()
+        for task in loops:
+            task.cancel()
+        return trajectories
+
+    def _leave(self, code: int) -> None:
+        self._exit = max(self._exit, code)
+        self._over.set()
+
+    # -- leases --------------------------------------------------------------------------------------------------------
+
+    async def _take_leases(self, everything: asyncio.TaskGroup, trajectories: "set[asyncio.Task[None]]") -> None:
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._engine.version >= 0 and self._room() > 0)
+            granted = await self._client.ask(self._room(), wait_s=ASK_SECONDS)
+            self._why = granted.why
+            if granted.done:
+                log.info("the run is over")
+                return self._leave(0)
+            for lease in granted.leases:
+                self._leases[lease.lease] = lease
+                task = everything.create_task(self._produce(lease, time.time()))
+                trajectories.add(task)
+                task.add_done_callback(trajectories.discard)
+            self._tick()
+
+    def _room(self) -> int:
+        return self._concurrency - len(self._leases)
+
+    async def _produce(self, lease: Lease, leased: float) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._engine.version >= lease.min_version)
+        trajectory = await self._agents.run(
+            lease=lease.lease,
+            group=lease.group,
+            task=lease.task,
+            attempt=lease.attempt,
+            seed=lease.seed,
+            t_leased=leased,
+        )
+        if trajectory.outcome == Outcome.ENGINE_FAILED:
+            log.warning("engine failed at lease %d", lease.lease)
+            if self._engine.dead:
+                self._leave(1)  # after what is here is delivered; the supervisor starts a new engine
+        await self._client.deliver([trajectory])
+        self._in_tools.discard(lease.lease)
+        async with self._changed:
+            del self._leases[lease.lease]
+            self._changed.notify_all()
+        self._tick()
+
+    # -- weights -------------------------------------------------------------------------------------------------------
+
+    async def _receive_weights(self) -> None:
+        while True:
+            newest = await self._client.weights(newer_than=self._engine.version, wait_s=ASK_SECONDS)
+            if newest.weights is None or newest.weights.version == self._engine.version:
+                continue
+            self._loading = True
+            self._tick()
+            try:
+                pause_ms = await self._engine.load(newest.weights)
+            except (WeightsRejected, EngineFailed) as error:
+                log.error("stops taking leases: %s", error)
+                return self._leave(1)
+            finally:
+                self._loading = False
+                self._tick()
+            log.info("version %d loaded, generation paused %.0f ms", newest.weights.version, pause_ms)
+            self._pauses.append(pause_ms)
+            async with self._changed:
+                self._changed.notify_all()
+
+    # -- what others see -----------------------------------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        while True:
+            self._tick()
+            pauses, self._pauses = self._pauses, []
+            progress = self._agents.tokens_in_flight
+            await self._client.beat(
+                RollouterBeat(
+                    name=self._name,
+                    version=self._engine.version,
+                    running=len(self._leases),
+                    leases=list(self._leases),
+                    tokens_in_flight=[progress.get(lease, 0) for lease in self._leases],
+                    tokens_generated=self._engine.tokens_generated,
+                    pause_ms=pauses,
+                    clock=self._clock.reading(),
+                )
+            )
+            await asyncio.sleep(BEAT_SECONDS)
+
+    def _tick(self) -> None:
+        """Say what this process's time goes to now. The engine comes first: it is what must be kept busy."""
+        if self._engine.version < 0:
+            self._clock.enter("starting", why="the first weights")
+        elif self._loading:
+            self._clock.enter("paused for weights")
+        elif self._engine.running:
+            self._clock.enter("generating")
+        elif self._leases:
+            self._clock.enter("waiting for tools")
+        else:
+            self._clock.enter("no lease", why=self._why)
