@@ -107,16 +107,17 @@ class Lesson:
 
     def __init__(self, renderer: Renderer, messages: list[dict[str, object]], *, tools: bool) -> None:
         self._renderer = renderer
+        self._tools = environment.environment.tools if tools else []
         self.document = Document(token_ids=[], sampled=[])
-        self._add(renderer.start(messages, environment.environment.tools if tools else []), sampled=False)
+        self._add(renderer.start(messages, self._tools), sampled=False)
 
     def say(self, text: str) -> None:
-        ids = self._renderer.tokenizer.encode(text, add_special_tokens=False)
-        self._add([*ids, self._renderer.stop_token_ids[0]], sampled=True)
+        self._add([*self._renderer.encode(text), self._renderer.stop_token_ids[0]], sampled=True)
 
     def call(self, tool: str, argument: str, value: str, result: str) -> None:
         self.say(f'<tool_call>\n{{"name": "{tool}", "arguments": {{"{argument}": "{value}"}}}}\n</tool_call>')
-        self._add(self._renderer.extend([{"role": "tool", "content": result}], closed=True), sampled=False)
+        answer = [{"role": "tool", "name": tool, "content": result}]
+        self._add(self._renderer.extend(self.document.token_ids, answer, self._tools), sampled=False)
 
     def _add(self, ids: list[int], *, sampled: bool) -> None:
         self.document.token_ids.extend(ids)

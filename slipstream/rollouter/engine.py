@@ -40,6 +40,8 @@ def prepare_environment(section: EngineSection) -> None:
         VLLM_CPU_OMP_THREADS_BIND="nobind",
         VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         VLLM_NO_USAGE_STATS="1",
+        # Else the CPU platform turns "uni" into a third process; AsyncLLM has its engine process either way.
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
         HF_HUB_OFFLINE="1",
         TOKENIZERS_PARALLELISM="false",
         KMP_BLOCKTIME="0",  # idle OpenMP threads sleep instead of spinning on the learner's core
@@ -81,17 +83,22 @@ class Engine:
 
         from slipstream.rollouter.engine_worker import die_with_parent
 
-        fork = section.start == "fork" or (section.start == "auto" and current_platform.is_cpu())
+        on_cpu = current_platform.is_cpu()
+        fork = section.start == "fork" or (section.start == "auto" and on_cpu)
         args = AsyncEngineArgs(
             model=model,
             skip_tokenizer_init=True,
             dtype=choose_dtype(dtype),  # pyright: ignore[reportArgumentType]
             max_model_len=section.max_model_len,
             max_num_seqs=concurrency,
+            # A prompt prefilled in parts makes vLLM 0.32 rewind the request's seeded generator, which a CPU one cannot:
+            # the engine dies. Whole prompts then, and room for the longest.
+            enable_chunked_prefill=not on_cpu,
+            max_num_batched_tokens=max(4096, section.max_model_len),
             kv_cache_memory_bytes=section.kv_cache_mb << 20,
             block_size=section.block_size,  # pyright: ignore[reportArgumentType]
             enable_prefix_caching=True,
-            enforce_eager=current_platform.is_cpu(),
+            enforce_eager=on_cpu,
             distributed_executor_backend="uni",
             logprobs_mode="processed_logprobs",
             max_logprobs=1,

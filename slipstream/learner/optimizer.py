@@ -1,0 +1,63 @@
+"""AdamW with warm-up, schedule, clipping, and a refusal to step on what is not finite.
+
+Invariant: after `step` the parameters are finite if they were before; a skipped step leaves parameters and moments as
+they were. The learning rate is a function of the step number alone, so that a resumed run goes on with the same.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Stepped(NamedTuple):
+    grad_norm: float  # before clipping; inf or nan when skipped
+    skipped: bool
+    lr: float
+
+
+def learning_rate(peak: float, warmup: int, steps: int, schedule: str) -> Callable[[int], float]:
+    """Step 0, 1, ... to its learning rate: linear warm-up, then constant, or falling to 0 at `steps`."""
+
+    def rate(step: int) -> float:
+        if step < warmup:
+            return peak * (step + 1) / (warmup + 1)
+        if schedule == "constant":
+            return peak
+        done = min(1.0, (step - warmup) / max(1, steps - warmup))
+        return peak * ((1 - done) if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done)))
+
+    return rate
+
+
+class Optimizer:
+    def __init__(
+        self,
+        parameters: list[torch.nn.Parameter],
+        *,
+        rate: Callable[[int], float],
+        clip_norm: float,
+        betas: tuple[float, float],
+        weight_decay: float,
+    ) -> None:
+        self._parameters, self._rate, self._clip = parameters, rate, clip_norm
+        self._adamw = torch.optim.AdamW(parameters, lr=rate(0), betas=betas, weight_decay=weight_decay)
+
+    def step(self, number: int) -> Stepped:
+        """Step `number` (0 first) with the gradients that are there; they are cleared afterwards."""
+        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._clip))
+        lr = self._rate(number)
+        skipped = not math.isfinite(norm)
+        if not skipped:
+            for group in self._adamw.param_groups:
+                group["lr"] = lr
+            self._adamw.step()
+        self._adamw.zero_grad(set_to_none=True)
+        return Stepped(norm, skipped, lr)
+
+    def state(self) -> dict[str, Any]:
+        return self._adamw.state_dict()
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._adamw.load_state_dict(state)
