@@ -50,6 +50,7 @@ class Fate(msgspec.Struct, kw_only=True):
     """What became of one delivered trajectory's sampled tokens. The counts sum to all it had."""
 
     lease: int
+    outcome: str  # of the trajectory: what its failed tokens are counted under
     trained: int = 0
     masked_stale: int = 0  # over the cutoff K
     masked_mismatch: int = 0  # cut by a correction's mask rule
@@ -121,16 +122,22 @@ class AskWeights(Message):
 
 
 class Take(Message):
-    """The learner takes up to `room` complete groups; waits up to `wait_s` for the first."""
+    """The learner takes up to `room` complete groups; waits up to `wait_s` for the first.
+
+    `held`: groups it took and has not settled. Others that were taken come back first, in their order, so that an
+    answer that was lost on the way loses nothing.
+    """
 
     room: int
+    held: list[int]
     wait_s: float
 
 
 class Settle(Message):
-    """Fates of trajectories that were taken. With `version` they were consumed by the step that makes that version;
-    without, their groups are gone from the batch (zero signal, all stale) and their capacity is refunded."""
+    """Fates of all trajectories of groups that were taken. With `version` they were consumed by the step that makes
+    that version; without, the groups are out of the batch (zero signal, all stale) and their capacity is refunded."""
 
+    groups: list[int]
     fates: list[Fate]
     version: int | None = None
 
@@ -247,6 +254,7 @@ class LeaseCounts(msgspec.Struct, kw_only=True):
     returned: dict[str, int] = msgspec.field(default_factory=dict)
     running: int = 0
     tokens_lost: int = 0  # sampled under leases that returned, as of their owner's last heartbeat
+    duplicates: int = 0  # deliveries of leases that had ended; acknowledged, and dropped
 
     def holds(self) -> bool:
         return self.granted == self.delivered + sum(self.returned.values()) + self.running
@@ -262,6 +270,7 @@ class Status(Message):
     rollouters: list[RollouterBeat]
     heldout: list[HeldoutResult]
     why: str  # why nothing is granted now, "" if leases flow
+    refused: int = 0  # requests that were malformed or contradicted the ledger
 
 
 Request = (

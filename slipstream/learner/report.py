@@ -1,0 +1,123 @@
+"""A step as metrics and as one line. Names are those of `observe/names.py`."""
+
+from collections import Counter
+
+import torch
+
+from slipstream.learner.groups import Candidate
+from slipstream.learner.packing import lengths_of
+from slipstream.learner.step import StepStats, finite
+from slipstream.observe.clock import Clock
+from slipstream.queue.client import LearnerClient
+from slipstream.queue.messages import Status
+
+
+class Report:
+    """Joins what a step did with what the queue says of everybody else."""
+
+    def __init__(self, client: LearnerClient, clock: Clock) -> None:
+        self._client, self._clock = client, clock
+        self._wall = 0.0
+        self._trained = 0
+        self._generated = 0
+
+    def values(
+        self, stats: StepStats, batch: list[Candidate], dropped: "Counter[str]", publish_s: float
+    ) -> dict[str, float]:
+        status = self._client.status()
+        return {
+            **_step_values(stats, dropped, publish_s),
+            **_batch_values(batch, dropped),
+            **_status_values(status),
+            **self._times(status, stats),
+        }
+
+    def _times(self, status: Status, stats: StepStats) -> dict[str, float]:
+        reading = self._clock.reading()
+        values = {f"time/learner/{_key(part)}": seconds for part, seconds in reading.parts.items()}
+        for beat in status.rollouters:
+            for part, seconds in beat.clock.parts.items():
+                name = f"time/rollouter/{_key(part)}"
+                values[name] = values.get(name, 0.0) + seconds
+        wall = sum(reading.parts.values())
+        seconds = max(1e-9, wall - self._wall)
+        values["throughput/trained_tok_s"] = stats.trained / seconds
+        values["throughput/generated_tok_s"] = (status.tokens.generated - self._generated) / seconds
+        self._wall, self._generated = wall, status.tokens.generated
+        return values
+
+    @staticmethod
+    def line(step: int, steps: int, stats: StepStats, values: dict[str, float]) -> str:
+        return (
+            f"step {step}/{steps}  reward {values['reward/mean']:.3f}  loss {stats.loss:+.4f}  "
+            f"grad {stats.grad_norm:.2f}  stale {stats.staleness_mean:.2f}/{stats.staleness_max}  ess {stats.ess:.3f}  "
+            f"kl {stats.kl_k3:.1e}  {stats.trained} tokens  {stats.seconds:.1f} s"
+        )
+
+
+def _step_values(stats: StepStats, dropped: "Counter[str]", publish_s: float) -> dict[str, float]:
+    return {
+        "loss/policy": finite(stats.loss),
+        "loss/entropy": finite(stats.entropy),
+        "grad/norm": finite(stats.grad_norm),
+        "grad/skipped": float(stats.skipped),
+        "lr": stats.lr,
+        "loss/clip_fraction": stats.clip_fraction,
+        "is/ess": stats.ess,
+        "is/weight_mean": stats.weight_mean,
+        "is/clipped_fraction": stats.clipped_fraction,
+        "is/masked_fraction": stats.masked_fraction,
+        "mismatch/kl_k1": stats.kl_k1,
+        "mismatch/kl_k3": stats.kl_k3,
+        "mismatch/max_prob_diff": stats.max_prob_diff,
+        "staleness/mean": stats.staleness_mean,
+        "staleness/p99": stats.staleness_p99,
+        "staleness/max": float(stats.staleness_max),
+        "tokens/step": float(stats.tokens),
+        "tokens/step_trained": float(stats.trained),
+        "weights/publish_s": publish_s,
+    }
+
+
+def _batch_values(batch: list[Candidate], dropped: "Counter[str]") -> dict[str, float]:
+    rewards = torch.cat([candidate.packed.rewards for candidate in batch])
+    rewards = rewards[~rewards.isnan()]
+    lengths = torch.cat([lengths_of(candidate.packed.cu_seqlens) for candidate in batch])
+    outcomes = Counter(outcome for candidate in batch for outcome in candidate.packed.outcomes)
+    values = {
+        "reward/mean": float(rewards.mean()) if len(rewards) else 0.0,
+        "groups/taken": float(len(batch) + dropped.total()),
+        "groups/zero_signal": float(dropped["zero_signal"]),
+        "groups/discarded_stale": float(dropped["discarded_stale"]),
+        "groups/pass_rate": float((rewards >= 1).double().mean()) if len(rewards) else 0.0,
+        "length/mean": float(lengths.double().mean()),
+        "length/max": float(lengths.max()),
+    }
+    return values | {f"outcome/{name}": float(count) for name, count in outcomes.items()}
+
+
+def _status_values(status: Status) -> dict[str, float]:
+    tokens = status.tokens
+    pauses = [pause for beat in status.rollouters for pause in beat.pause_ms]
+    values = {
+        "tokens/generated": float(tokens.generated),
+        "tokens/trained": float(tokens.trained),
+        "tokens/masked_stale": float(tokens.masked_stale),
+        "tokens/masked_mismatch": float(tokens.masked_mismatch),
+        "tokens/zero_signal": float(tokens.zero_signal),
+        "tokens/discarded_stale": float(tokens.discarded_stale),
+        "tokens/failed": float(sum(tokens.failed.values())),
+        "tokens/in_flight": float(tokens.in_flight),
+        "queue/trajectories": float(status.trajectories.in_flight),
+        "queue/bytes": float(status.bytes_held),
+        "queue/leases": float(status.leases.running),
+        "queue/groups_ready": float(status.groups_ready),
+        "weights/version": float(status.version),
+    }
+    if pauses:
+        values["weights/pause_s"] = sum(pauses) / len(pauses) / 1e3
+    return values
+
+
+def _key(part: str) -> str:
+    return part.replace(" ", "_").replace("/", "_")

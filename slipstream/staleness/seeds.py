@@ -1,0 +1,9 @@
+"""Sampling seeds: no two samples of a run share one, and the run's seed decides them all."""
+
+import hashlib
+
+
+def sample_seed(run_seed: int, group: int, member: int, attempt: int, heldout: bool) -> int:
+    """63 bits that depend on every argument."""
+    name = f"{run_seed}/{group}/{member}/{attempt}/{heldout}".encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest()) >> 1
