@@ -6,6 +6,7 @@ Invariant: whatever is wrong (no file, no such name, an error while importing) i
 import difflib
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,17 @@ def _module(path: Path, spec: str, key: str) -> Any:
         if isinstance(error, UserError):
             raise
         if isinstance(error, Exception):
-            raise UserError(f"{key} = {spec!r}: importing it raised {type(error).__name__}: {error}") from error
+            what = f"line {last_line_in(path, error)} raised {type(error).__name__}: {error}"
+            raise UserError(f"{key} = {spec!r}: {what}") from error
         raise
     return module
+
+
+def last_line_in(path: Path, error: Exception) -> int | str:
+    """The line of a user's file that an error came through last."""
+    if isinstance(error, SyntaxError):
+        return error.lineno or "?"
+    lines = [
+        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path.resolve()
+    ]
+    return lines[-1] if lines and lines[-1] is not None else "?"

@@ -1,7 +1,8 @@
 """Tool calls in what a model said, Hermes style: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 
-Invariant: every attempt at a call comes out as exactly one ToolCall, good or bad; a bad one has a reason that the model
-can correct, and is never run. Calls inside `<think>` are thoughts.
+Invariant: every attempt at a call comes out as exactly one ToolCall, good or bad; a bad one has a problem that the
+model can correct, and is never run. Calls inside `<think>` are thoughts: they are not run either, and are a problem
+only when the turn says nothing else.
 """
 
 import re
@@ -20,13 +21,18 @@ class ToolCall(msgspec.Struct, frozen=True):
     name: str
     arguments: str
     problem: str = ""
+    id: str = ""  # where the model's format has one
 
 
 class Parsed(msgspec.Struct, frozen=True):
     """A sampled turn. `content` is its text without calls and thoughts."""
 
     content: str
-    calls: list[ToolCall]
+    tool_calls: list[ToolCall]
+
+    @property
+    def errors(self) -> list[str]:
+        return [call.problem for call in self.tool_calls if call.problem]
 
 
 class _Body(msgspec.Struct):
@@ -34,27 +40,43 @@ class _Body(msgspec.Struct):
     arguments: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-def parse_hermes(text: str) -> Parsed:
-    """Content and calls of one turn's text (its stop token already gone)."""
+def parse_hermes(text: str, opened: bool = False) -> Parsed:
+    """Content and calls of one turn's text (its stop token already gone). `opened`: the prompt began with <think>."""
+    text = "<think>" + text if opened else text
     spoken = _THINK.sub("", text)
     calls = [_call(match) for match in _CALL.finditer(spoken)]
-    if len(calls) > MOST_CALLS:
-        over = ToolCall("", "{}", f"{len(calls)} calls in one turn; the first {MOST_CALLS} were run")
-        calls = [*calls[:MOST_CALLS], over]
-    return Parsed(_CALL.sub("", spoken).strip(), calls)
+    content = _CALL.sub("", spoken).strip()
+    if not calls and not content and _CALL.search(text):
+        calls = [bad("a <tool_call> inside <think> is not run; close </think> before it")]
+    return Parsed(content, capped(calls))
+
+
+def capped(calls: list[ToolCall]) -> list[ToolCall]:
+    """The first calls of a turn, and one problem for all that is over."""
+    if len(calls) <= MOST_CALLS:
+        return calls
+    return [*calls[:MOST_CALLS], bad(f"{len(calls)} calls in one turn; only the first {MOST_CALLS} were taken")]
+
+
+def bad(problem: str, name: str = "") -> ToolCall:
+    return ToolCall(name, "{}", problem)
+
+
+def checked(name: str, arguments: str, identity: str = "") -> ToolCall:
+    """A call whose arguments are one JSON object, or a problem."""
+    if not arguments.startswith("{"):
+        return bad('the arguments are not a JSON object, such as {"key": "value"}', name)
+    return ToolCall(name, arguments, id=identity)
 
 
 def _call(match: re.Match[str]) -> ToolCall:
-    body = match.group(1).strip()
     if not match.group(0).endswith("</tool_call>"):
-        return ToolCall("", "{}", "a <tool_call> was not closed with </tool_call>")
+        return bad("a <tool_call> was not closed with </tool_call>")
     try:
-        call = msgspec.json.decode(body, type=_Body)
-    except msgspec.DecodeError as error:
-        return ToolCall("", "{}", f"the call is not one JSON object with a name and arguments: {error}")
-    arguments = bytes(call.arguments).strip()
-    if arguments.startswith(b'"'):  # some models write the object as a string; it is decoded once, not again and again
-        arguments = msgspec.json.decode(arguments, type=str).strip().encode()
-    if not arguments.startswith(b"{"):
-        return ToolCall(call.name, "{}", "arguments must be a JSON object, such as {}")
-    return ToolCall(call.name, arguments.decode())
+        call = msgspec.json.decode(match.group(1).strip(), type=_Body)
+        arguments = bytes(call.arguments).strip()
+        if arguments.startswith(b'"'):  # some models write the object as a string: decoded once, not again and again
+            arguments = msgspec.json.decode(arguments, type=str).strip().encode()
+        return checked(call.name, arguments.decode())
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        return bad(f"the call is not one JSON object with a name and arguments: {error}")

@@ -1,6 +1,7 @@
 """An environment: the tools an agent may call, the rewards that score it, and the system prompt before each task."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from slipstream.errors import UserError
@@ -20,24 +21,30 @@ class Environment:
 
     def __init__(self, *, rewards: Sequence[Reward], tools: Sequence[Tool] = (), system: str = "") -> None:
         for each in tools:
-            if not isinstance(each, Tool):
+            if not isinstance(each, Tool):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise UserError(f"Environment(tools=...): {each!r} is no tool; put @tool before the function")
         for each in rewards:
-            if not isinstance(each, Reward):
+            if not isinstance(each, Reward):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise UserError(f"Environment(rewards=...): {each!r} is no reward; put @reward before the function")
         if not rewards:
             raise UserError("Environment(rewards=[]): at least one reward is needed to learn from")
+        names = [each.name for each in rewards]
+        if len(set(names)) < len(names):
+            raise UserError(f"Environment(rewards=...): two of {', '.join(names)} have one name; rename one")
         self.tools, self.rewards, self.system = list(tools), list(rewards), system
         Executor(self.tools, seconds=1)  # two tools of one name are refused here, not in the first rollout
 
     def first_messages(self, task: Task) -> list[dict[str, Any]]:
-        system: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
-        return system + task.messages()
+        """The system prompt, unless the task has its own, and the task."""
+        messages = task.messages()
+        if self.system and messages[0]["role"] != "system":
+            return [{"role": "system", "content": self.system}, *messages]
+        return messages
 
 
-def load_environment(spec: str) -> Environment:
-    """The Environment that FILE.py:NAME names. Raises UserError."""
-    found = load_object(spec, "environment.path")
+def load_environment(spec: str, base: Path = Path()) -> Environment:
+    """The Environment that FILE.py:NAME names; FILE is relative to `base`. Raises UserError."""
+    found = load_object(str(base / spec), "environment.path")
     if not isinstance(found, Environment):
         raise UserError(f"environment.path = {spec!r} is a {type(found).__name__}; it must be an Environment")
     return found

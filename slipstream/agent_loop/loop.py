@@ -5,6 +5,8 @@ only cancellation escapes. The prompt of turn k+1 is exactly the stream after tu
 """
 
 import asyncio
+import hashlib
+import math
 import time
 import traceback
 from collections.abc import Callable
@@ -13,25 +15,38 @@ import msgspec
 
 from slipstream.agent_loop.calls import ToolCall
 from slipstream.agent_loop.environment import Environment
-from slipstream.agent_loop.renderer import Messages, Renderer
+from slipstream.agent_loop.renderer import Renderer
 from slipstream.agent_loop.sampler import EngineFailed, Finish, Sample, Sampler, SampleRequest
 from slipstream.agent_loop.stream import TokenStream
+from slipstream.agent_loop.text import Messages
 from slipstream.config import RolloutSection
 from slipstream.rewards import Evidence, RewardFailed, score
 from slipstream.task import Task
-from slipstream.tools import Executor, ToolFailed, ToolResult
+from slipstream.tools import Executor, ToolError, ToolResult
 from slipstream.trajectory import Outcome, SpanKind, Trajectory, TrajectoryDetail
+from slipstream.usercall import UserCalls
 
 SCORED = frozenset({Outcome.FINISHED, Outcome.TRUNCATED_TOKENS, Outcome.TRUNCATED_TURNS})
-# A turn's seed is the trajectory's plus its number times this odd constant, so that no two turns share one.
-TURN_STRIDE = 0x9E3779B97F4A7C15
+# The engine and the tools keep to the deadline themselves; past it by this much, the trajectory is ended from outside.
+GRACE_SECONDS = 10.0
+LEAST_REWARD_SECONDS = 10.0  # for the rewards of a trajectory that ended close to its deadline
+
+
+class Ended(Exception):
+    """Raised anywhere in a trajectory to end it with this outcome."""
+
+    def __init__(self, outcome: Outcome, why: str = "") -> None:
+        super().__init__(why)
+        self.outcome, self.why = outcome, why
 
 
 class Episode:
     """The state of one attempt while it runs."""
 
-    def __init__(self, lease: int, task: Task, seed: int, deadline: float) -> None:
-        self.lease, self.task, self.seed, self.deadline = lease, task, seed, deadline
+    def __init__(self, lease: int, task: Task, seed: int, seconds: float) -> None:
+        self.lease, self.task, self.seed = lease, task, seed
+        self.began = time.monotonic()
+        self.deadline = self.began + seconds
         self.stream = TokenStream()
         self.messages: Messages = []
         self.answer = ""
@@ -44,6 +59,12 @@ class Episode:
 
     def seconds_left(self) -> float:
         return self.deadline - time.monotonic()
+
+
+def turn_seed(seed: int, turn: int) -> int:
+    """No two turns of any two seeds share one, but for the odds of 63 bits."""
+    digest = hashlib.blake2b(f"{seed}/{turn}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
 
 
 class AgentLoop:
@@ -60,35 +81,63 @@ class AgentLoop:
         """`on_tools(lease, busy)` is called when a trajectory begins and ends to wait for tools."""
         self.environment, self.renderer, self.sampler, self.limits = environment, renderer, sampler, limits
         self._executor = Executor(environment.tools, limits.tool_seconds)
+        self._rewards = UserCalls()
         self._on_tools = on_tools
         self._running: dict[int, Episode] = {}
+        # A template that cannot show this environment's tools or system prompt is refused now, not in every trajectory.
+        renderer.start(environment.first_messages(Task(id="", prompt="Hi.")), environment.tools)
 
     def tokens_in_flight(self, lease: int) -> int:
-        """Sampled tokens, turns that ended, of a running trajectory."""
+        """Tokens that a running trajectory sampled so far, in turns that ended."""
         episode = self._running.get(lease)
         return episode.stream.sampled_count if episode else 0
 
     async def run(self, *, lease: int, group: int, task: Task, attempt: int, seed: int, t_leased: float) -> Trajectory:
-        began = time.monotonic()
-        episode = Episode(lease, task, seed, began + self.limits.max_seconds)
+        episode = Episode(lease, task, seed, self.limits.max_seconds)
         self._running[lease] = episode
         try:
             outcome, error = await self._outcome(episode)
-            total, parts = None, {}
+            trajectory = self._trajectory(episode, group, attempt, t_leased, outcome)
             if outcome in SCORED:
-                try:
-                    evidence = Evidence(answer=episode.answer, task=task, messages=episode.messages)
-                    scored = await score(self.environment.rewards, evidence, self.limits.max_seconds)
-                    total, parts = scored.total, scored.parts
-                except RewardFailed as failed:
-                    outcome, error = Outcome.REWARD_FAILED, str(failed)
+                error = await self._score(episode, trajectory)
         finally:
             del self._running[lease]
+        trajectory.t_done = time.time()
+        trajectory.s_wait = max(0.0, time.monotonic() - episode.began - episode.s_generate - episode.s_tool)
+        trajectory.detail = detail(episode.messages, error)
+        return trajectory
+
+    async def _outcome(self, episode: Episode) -> tuple[Outcome, str]:
+        seconds = self.limits.max_seconds
+        try:
+            async with asyncio.timeout(seconds + GRACE_SECONDS):
+                try:
+                    return await self.turns(episode), ""
+                except Ended as ended:
+                    return ended.outcome, ended.why
+                except Exception:  # an agent's own fault must not end the rollouter
+                    return Outcome.INVALID, traceback.format_exc()
+        except TimeoutError:
+            return Outcome.TIMEOUT, f"did not end within {seconds:g} s (rollout.max_seconds), and had to be cancelled"
+
+    async def _score(self, episode: Episode, trajectory: Trajectory) -> str:
+        """Set the reward, or the outcome and the error to say why there is none."""
+        evidence = Evidence(answer=episode.answer, task=episode.task, messages=episode.messages, trajectory=trajectory)
+        seconds = max(LEAST_REWARD_SECONDS, episode.seconds_left())
+        try:
+            scored = await score(self.environment.rewards, evidence, seconds, self._rewards)
+        except RewardFailed as failed:
+            trajectory.outcome = Outcome.REWARD_FAILED
+            return str(failed)
+        trajectory.reward, trajectory.reward_parts = scored.total, scored.parts
+        return ""
+
+    def _trajectory(self, episode: Episode, group: int, attempt: int, t_leased: float, outcome: Outcome) -> Trajectory:
         stream = episode.stream
         return Trajectory(
-            lease=lease,
+            lease=episode.lease,
             group=group,
-            task=task.id,
+            task=episode.task.id,
             attempt=attempt,
             token_ids=stream.token_ids,
             sampled=stream.sampled,
@@ -96,85 +145,92 @@ class AgentLoop:
             version_runs=stream.version_runs,
             spans=stream.spans,
             outcome=outcome,
-            reward=total,
-            reward_parts=parts,
             turns=episode.turn,
             tool_calls=episode.tool_calls,
             tool_errors=episode.tool_errors,
             t_leased=t_leased,
             t_first_token=episode.t_first_token,
-            t_done=time.time(),
             s_generate=episode.s_generate,
             s_tool=episode.s_tool,
-            s_wait=max(0.0, time.monotonic() - began - episode.s_generate - episode.s_tool),
-            detail=msgspec.json.encode(TrajectoryDetail(messages=episode.messages, error=error), enc_hook=str),
         )
 
-    async def _outcome(self, episode: Episode) -> tuple[Outcome, str]:
-        try:
-            # The engine and the tools keep to the deadline themselves; this is for an agent that does not.
-            async with asyncio.timeout(self.limits.max_seconds + 10):
-                return await self.turns(episode), ""
-        except TimeoutError:
-            return Outcome.TIMEOUT, f"did not end within {self.limits.max_seconds:g} s (rollout.max_seconds)"
-        except EngineFailed as error:
-            return Outcome.ENGINE_FAILED, str(error)
-        except ToolFailed as error:
-            return Outcome.TOOL_FAILED, f"{error}"
-        except Exception:  # an agent's own fault must not end the rollouter
-            return Outcome.INVALID, traceback.format_exc()
+    # -- the conversation ----------------------------------------------------------------------------------------------
 
     async def turns(self, episode: Episode) -> Outcome:
-        """The conversation: sample, run the tools that were called, go on until no tool is called or a budget is out."""
-        tools = self.environment.tools
-        episode.messages = self.environment.first_messages(episode.task)
-        prompt = self.renderer.start(episode.messages, tools)
-        episode.stream.append_text(prompt, SpanKind.PROMPT, 0)
-        if len(prompt) >= self.sampler.max_model_len:
-            raise ValueError(
-                f"the prompt has {len(prompt)} tokens, the engine takes {self.sampler.max_model_len} in all "
-                "(engine.max_model_len)"
-            )
+        """Sample, run the tools that were called, go on until no tool is called or a budget is out."""
+        self.begin(episode)
         while True:
-            sample = await self.sample(episode)
-            parsed = self.renderer.parse(sample.token_ids, tools)
-            episode.answer = parsed.content
-            said: dict[str, object] = {"role": "assistant", "content": parsed.content}
-            if parsed.calls:
-                said["tool_calls"] = [
-                    {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                    for call in parsed.calls
-                ]
-            episode.messages.append(said)
-            episode.turn += 1
-            if sample.finish is Finish.ABORTED:
-                raise TimeoutError
-            if sample.finish is Finish.LENGTH:
+            finish, calls = await self.say(episode)
+            if finish is Finish.LENGTH:
                 return Outcome.TRUNCATED_TOKENS  # what was cut is not run
-            if not parsed.calls:
+            if not calls:
                 return Outcome.FINISHED
             if episode.turn >= self.limits.max_turns:
                 return Outcome.TRUNCATED_TURNS
-            await self.answer_calls(episode, parsed.calls)
             if self._room(episode) <= 0:
                 return Outcome.TRUNCATED_TOKENS
+            await self.answer_calls(episode, calls)
 
-    async def sample(self, episode: Episode) -> Sample:
-        """One turn from the engine, appended to the stream."""
-        stream = episode.stream
-        sample = await self.sampler.sample(
-            SampleRequest(
-                prompt=stream.token_ids,
-                max_tokens=self._room(episode),
-                stop_token_ids=self.renderer.stop_token_ids,
-                temperature=self.limits.temperature,
-                seed=(episode.seed + episode.turn * TURN_STRIDE) % 2**63,
-                seconds=max(0.01, episode.seconds_left()),
-            )
-        )
-        stream.append_sample(sample, episode.turn)
+    def begin(self, episode: Episode) -> None:
+        """The prompt. Ends the trajectory as invalid when the engine has no room for it."""
+        episode.messages = self.environment.first_messages(episode.task)
+        prompt = self.renderer.start(episode.messages, self.environment.tools)
+        most = self.sampler.max_model_len
+        if len(prompt) >= most:
+            why = f"the prompt has {len(prompt)} tokens, and {most} is all the engine takes (engine.max_model_len)"
+            raise Ended(Outcome.INVALID, why)
+        episode.stream.append_text(prompt, SpanKind.PROMPT, 0)
+
+    async def say(self, episode: Episode) -> tuple[Finish, list[ToolCall]]:
+        """One turn of the model: its tokens to the stream, what it said to the messages."""
+        sample = await self._sample(episode)
+        episode.stream.append_sample(sample, episode.turn)
         episode.s_generate += sample.seconds
         episode.t_first_token = episode.t_first_token or sample.t_first_token
+        parsed = self.renderer.parse(sample.token_ids, self.environment.tools)
+        episode.answer = parsed.content
+        episode.turn += 1
+        said: dict[str, object] = {"role": "assistant", "content": parsed.content}
+        if parsed.tool_calls:
+            said["tool_calls"] = [
+                {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in parsed.tool_calls
+            ]
+        episode.messages.append(said)
+        if sample.finish is Finish.ABORTED:
+            if episode.seconds_left() < 0.05:  # timers are that exact
+                raise Ended(Outcome.TIMEOUT, f"did not end within {self.limits.max_seconds:g} s (rollout.max_seconds)")
+            raise Ended(Outcome.CANCELLED, "the engine aborted the request")
+        return sample.finish, parsed.tool_calls
+
+    async def _sample(self, episode: Episode) -> Sample:
+        seconds = episode.seconds_left()
+        if seconds <= 0:
+            raise Ended(Outcome.TIMEOUT, f"did not end within {self.limits.max_seconds:g} s (rollout.max_seconds)")
+        request = SampleRequest(
+            prompt=episode.stream.token_ids[:],
+            max_tokens=self._room(episode),
+            stop_token_ids=self.renderer.stop_token_ids,
+            temperature=self.limits.temperature,
+            seed=turn_seed(episode.seed, episode.turn),
+            seconds=seconds,
+        )
+        try:
+            sample = await self.sampler.sample(request)
+        except EngineFailed as error:
+            raise Ended(Outcome.ENGINE_FAILED, str(error)) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise Ended(Outcome.ENGINE_FAILED, "the engine cancelled the request") from None
+        except Exception as error:
+            raise Ended(Outcome.ENGINE_FAILED, traceback.format_exc()) from error
+        lengths = len(sample.token_ids), len(sample.logprobs), sum(run.length for run in sample.version_runs)
+        if len(set(lengths)) > 1:
+            raise Ended(Outcome.ENGINE_FAILED, "{} tokens came with {} log-probs, {} versions".format(*lengths))
+        if not all(map(math.isfinite, sample.logprobs)):
+            raise Ended(Outcome.ENGINE_FAILED, "a sampled token's log-prob is not finite")
         return sample
 
     def _room(self, episode: Episode) -> int:
@@ -182,35 +238,52 @@ class AgentLoop:
         budget = self.limits.max_tokens - episode.stream.sampled_count
         return min(budget, self.sampler.max_model_len - len(episode.stream))
 
+    # -- tools ---------------------------------------------------------------------------------------------------------
+
     async def answer_calls(self, episode: Episode, calls: list[ToolCall]) -> None:
         """Run a turn's calls side by side and append their results, in order, as one rendering."""
+        results = await self._run_all(episode, calls)
+        episode.tool_calls += len(calls)
+        episode.tool_errors += sum(result.error is not None for result in results)
+        answers: Messages = []
+        for call, result in zip(calls, results, strict=True):
+            answer = {
+                "role": "tool",
+                "name": call.name,
+                "content": self.renderer.cut(result.text, self.limits.tool_tokens),
+            }
+            answers.append({**answer, "tool_call_id": call.id} if call.id else answer)
+        episode.messages.extend(answers)
+        ids = self.renderer.extend(episode.stream.token_ids, answers, self.environment.tools)
+        if len(episode.stream) + len(ids) >= self.sampler.max_model_len:
+            raise Ended(Outcome.TRUNCATED_TOKENS)  # with no room to react to them, they stay out of the stream
+        episode.stream.append_text(ids, SpanKind.TOOL, episode.turn)
+
+    async def _run_all(self, episode: Episode, calls: list[ToolCall]) -> list[ToolResult]:
         began = time.monotonic()
         self._on_tools(episode.lease, True)
         try:
-            async with asyncio.timeout(max(0.01, episode.seconds_left())):
-                results = await self._run_all(calls)
+            async with asyncio.timeout(max(0.0, episode.seconds_left())), asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._run_one(call)) for call in calls]
+            return [task.result() for task in tasks]
+        except TimeoutError:
+            names = ", ".join(call.name for call in calls)
+            raise Ended(Outcome.TIMEOUT, f"{names} still ran at the deadline (rollout.max_seconds)") from None
+        except BaseExceptionGroup as failed:  # of ToolFailed alone: a call raises nothing else
+            text = "".join(traceback.format_exception(failed.exceptions[0]))
+            raise Ended(Outcome.TOOL_FAILED, text) from None
         finally:
             self._on_tools(episode.lease, False)
             episode.s_tool += time.monotonic() - began
-        episode.tool_calls += len(calls)
-        episode.tool_errors += sum(result.error for result in results)
-        answers: Messages = [
-            {"role": "tool", "name": call.name, "content": self.renderer.cut(result.text, self.limits.tool_tokens)}
-            for call, result in zip(calls, results, strict=True)
-        ]
-        episode.messages.extend(answers)
-        ids = self.renderer.extend(episode.stream.token_ids, answers, self.environment.tools)
-        episode.stream.append_text(ids, SpanKind.TOOL, episode.turn)
-
-    async def _run_all(self, calls: list[ToolCall]) -> list[ToolResult]:
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._run_one(call)) for call in calls]
-        except* ToolFailed as failed:
-            raise failed.exceptions[0] from None
-        return [task.result() for task in tasks]
 
     async def _run_one(self, call: ToolCall) -> ToolResult:
         if call.problem:
-            return ToolResult(f"Error: {call.problem}", True)
+            return ToolResult.failure(ToolError.BAD_CALL, call.problem)
         return await self._executor.call(call.name, call.arguments)
+
+
+def detail(messages: Messages, error: str) -> bytes:
+    try:
+        return msgspec.json.encode(TrajectoryDetail(messages=messages, error=error), enc_hook=str)
+    except (ValueError, OverflowError, RecursionError, TypeError) as bad:  # a task's messages that JSON cannot hold
+        return msgspec.json.encode(TrajectoryDetail(error=f"{error}\n(messages left out: {bad})".strip()))

@@ -4,10 +4,9 @@ Invariant: a score is a finite number, or there is none. A reward that raises, h
 never becomes 0.
 """
 
-import asyncio
-import functools
 import inspect
 import math
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +15,8 @@ import msgspec
 
 from slipstream.errors import UserError
 from slipstream.task import Task
-from slipstream.threads import in_daemon_thread
+from slipstream.trajectory import Trajectory
+from slipstream.usercall import OutOfTime, TooManyStuck, UserCalls
 
 
 class RewardFailed(Exception):
@@ -29,6 +29,7 @@ class Evidence(msgspec.Struct, kw_only=True):
     answer: str  # text of the last assistant turn
     task: Task
     messages: list[dict[str, Any]]
+    trajectory: Trajectory
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -42,61 +43,65 @@ class Reward:
     """A scoring function with the names of what it wants to see."""
 
     def __init__(self, function: Callable[..., Any], weight: float) -> None:
-        if isinstance(function, functools.partial) or not inspect.isroutine(function):
+        if not inspect.isroutine(function):
             raise UserError(f"@reward needs a function with a name, not {function!r}: wrap it in a def")
         self.name: str = function.__name__
         self.function = function
+        if not math.isfinite(weight):
+            raise UserError(f"reward {self.name}: weight = {weight}; write a finite number")
         self.weight = weight
-        self.is_async = inspect.iscoroutinefunction(function)
-        self.wants = list(inspect.signature(function).parameters)
         known = Evidence.__struct_fields__
-        for name in self.wants:
-            if name not in known:
-                raise UserError(f"reward {self.name} asks for {name!r}; it may ask for {', '.join(known)}")
+        self.wants: list[str] = []
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.name in known and parameter.kind is not parameter.POSITIONAL_ONLY:
+                self.wants.append(parameter.name)
+            elif parameter.default is parameter.empty:
+                raise UserError(f"reward {self.name} asks for {parameter}; it may ask for {', '.join(known)}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 
 
 def reward(function: Callable[..., Any] | None = None, *, weight: float = 1.0) -> Any:
-    """Make a reward of a function whose parameters are any of `answer`, `task`, `messages`.
+    """Make a reward of a function whose parameters are any of `answer`, `task`, `messages`, `trajectory`.
 
     >>> @reward
     ... def short(answer: str) -> bool:
     ...     return len(answer) < 100
     """
-    if function is None:
-        return lambda wrapped: Reward(wrapped, weight)
-    return Reward(function, weight)
+
+    def make(wrapped: Callable[..., Any]) -> Reward:
+        return Reward(wrapped, weight)
+
+    return make if function is None else make(function)
 
 
-async def score(rewards: Sequence[Reward], evidence: Evidence, seconds: float) -> Score:
-    """Run every reward, sync ones in threads. Raises RewardFailed."""
+async def score(rewards: Sequence[Reward], evidence: Evidence, seconds: float, calls: UserCalls) -> Score:
+    """Run every reward, all of them within `seconds`. Raises RewardFailed."""
     parts: dict[str, float] = {}
-    total: float | None = None
+    deadline = time.monotonic() + seconds
     for each in rewards:
-        value = await _one(each, evidence, seconds)
+        value = await _one(each, evidence, max(0.0, deadline - time.monotonic()), calls)
         if value is not None:
             parts[each.name] = value
-            total = (total or 0.0) + each.weight * value
+    weights = {each.name: each.weight for each in rewards}
+    total = sum(weights[name] * value for name, value in parts.items()) if parts else None
     return Score(total, parts)
 
 
-async def _one(each: Reward, evidence: Evidence, seconds: float) -> float | None:
+async def _one(each: Reward, evidence: Evidence, seconds: float, calls: UserCalls) -> float | None:
     arguments = {name: getattr(evidence, name) for name in each.wants}
     try:
-        async with asyncio.timeout(seconds):
-            if each.is_async:
-                value = await each.function(**arguments)
-            else:
-                value = await in_daemon_thread(lambda: each.function(**arguments))
+        value = await calls.call(each.function, arguments, seconds)
         if value is None:
             return None
-        value = float(value)
-    except TimeoutError as error:
-        raise RewardFailed(f"reward {each.name} did not end within {seconds:g} s") from error
+        if isinstance(value, str):  # float() would take "1"
+            raise TypeError(f"it returned the text {value!r}")
+        number = float(value)
+    except (OutOfTime, TooManyStuck) as error:
+        raise RewardFailed(f"reward {each.name} did not end in time {error}") from error
     except Exception as error:
         raise RewardFailed(f"reward {each.name} raised:\n{traceback.format_exc()}") from error
-    if not math.isfinite(value):
+    if not math.isfinite(number):
         raise RewardFailed(f"reward {each.name} returned {value}; a reward is a finite number, or None for no score")
-    return value
+    return number

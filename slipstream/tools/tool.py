@@ -4,7 +4,6 @@ Invariant: a Tool that exists is complete: it has a description, and a type for 
 refused where the function is written, not where a model first calls it.
 """
 
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, get_type_hints
@@ -12,6 +11,8 @@ from typing import Any, get_type_hints
 import msgspec
 
 from slipstream.errors import UserError
+
+SECTIONS = ("args:", "arguments:", "returns:", "yields:", "raises:", "example:", "examples:", "note:", "notes:")
 
 
 class ToolFailed(Exception):
@@ -23,13 +24,13 @@ class Tool:
     """A function with a name, a description and a schema of its arguments. Still callable as the function it was."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        if isinstance(function, functools.partial) or not inspect.isroutine(function):
+        if not inspect.isroutine(function):  # a functools.partial has neither name nor docstring of its own
             raise UserError(f"@tool needs a function with a name, not {function!r}: wrap it in a def")
         self.name: str = function.__name__
         self.function = function
-        self.is_async = inspect.iscoroutinefunction(function)
-        summary, described = read_docstring(self.name, inspect.getdoc(function) or "")
-        self.description = summary
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise UserError(f"tool {self.name} yields; let it return one value")
+        self.description, described = read_docstring(self.name, function)
         self.arguments = arguments_struct(self.name, function)
         self.schema = self._schema(described)
 
@@ -38,13 +39,19 @@ class Tool:
 
     def _schema(self, described: dict[str, str]) -> dict[str, Any]:
         """The function schema that chat templates render: name, description, JSON schema of the parameters."""
-        (reference,), components = msgspec.json.schema_components([self.arguments], ref_template="#/$defs/{name}")
+        try:
+            (reference,), components = msgspec.json.schema_components([self.arguments], ref_template="#/$defs/{name}")
+        except TypeError as error:
+            raise UserError(f"tool {self.name}: {error}; use types that JSON has") from error
         body = components.pop(reference["$ref"].rsplit("/", 1)[1])
         properties: dict[str, dict[str, Any]] = body["properties"]
-        for name in properties:
-            if name in described:
-                properties[name] = {**properties[name], "description": described[name]}
-        parameters = {"type": "object", "properties": properties, "required": body.get("required", [])}
+        for name, text in described.items():
+            properties[name] = {**properties[name], "description": text}
+        parameters: dict[str, Any] = {
+            "type": "object",
+            "properties": properties,
+            "required": body.get("required", []),
+        }
         if components:
             parameters["$defs"] = components
         return {"name": self.name, "description": self.description, "parameters": parameters}
@@ -65,36 +72,46 @@ def tool(function: Callable[..., Any]) -> Tool:
 
 def arguments_struct(name: str, function: Callable[..., Any]) -> type[msgspec.Struct]:
     """The parameters as a Struct: what decodes a call's arguments also validates them."""
-    hints = get_type_hints(function)
+    try:
+        hints = get_type_hints(function, include_extras=True)  # Annotated[int, msgspec.Meta(ge=0)] is checked too
+    except NameError as error:
+        raise UserError(f"tool {name}: a type hint cannot be resolved: {error}") from error
     fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            raise UserError(f"tool {name}: parameter {parameter.name} must be an ordinary one that has a name")
+            raise UserError(f"tool {name}: {parameter} must be an ordinary parameter, which is passed by its name")
         if parameter.name not in hints:
             raise UserError(f"tool {name}: parameter {parameter.name} has no type hint; write {parameter.name}: str")
         if parameter.default is parameter.empty:
             fields.append((parameter.name, hints[parameter.name]))
         else:
             fields.append((parameter.name, hints[parameter.name], parameter.default))
-    return msgspec.defstruct(f"{name}_arguments", fields, kw_only=True, forbid_unknown_fields=True)
+    try:
+        return msgspec.defstruct(f"{name}_arguments", fields, kw_only=True, forbid_unknown_fields=True)
+    except TypeError as error:
+        raise UserError(f"tool {name}: {error}") from error
 
 
-def read_docstring(name: str, text: str) -> tuple[str, dict[str, str]]:
-    """The summary, and the sentences of an `Args:` section by parameter."""
+def read_docstring(name: str, function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """What stands before the first section, and the sentences of the `Args:` section by parameter."""
+    text = inspect.getdoc(function) or ""
     if not text.strip():
         raise UserError(f"tool {name} has no docstring; its first lines are what the model reads about it: write one")
-    summary, _, rest = text.partition("\nArgs:")
+    parameters = inspect.signature(function).parameters
+    summary: list[str] = []
     described: dict[str, str] = {}
-    last = ""
-    for line in rest.splitlines():
-        if not line.strip():
-            continue
-        if not line.startswith(" "):
-            break  # the next section
-        head, colon, tail = line.strip().partition(":")
-        if colon and head.split(" ")[0].isidentifier():
-            last = head.split(" ")[0]
-            described[last] = tail.strip()
-        elif last:
-            described[last] += " " + line.strip()
-    return " ".join(summary.split()), described
+    section, last = "", ""
+    for line in text.splitlines():
+        if line.strip().lower() in SECTIONS and not line.startswith(" "):
+            section = line.strip().lower()
+        elif not section:
+            summary.append(line)
+        elif section in ("args:", "arguments:") and line.strip():
+            head, colon, tail = line.strip().partition(":")
+            word = head.split("(")[0].strip()
+            if colon and word in parameters:
+                last = word
+                described[last] = tail.strip()
+            elif last:
+                described[last] += " " + line.strip()
+    return " ".join(" ".join(summary).split()), described
