@@ -14,10 +14,13 @@ class Section(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=T
     """Base of all sections: immutable, and an unknown key is an error."""
 
 
-class RunSection(Section):
+class RunSection(Section, frozen=True):
     name: Annotated[str, Meta(description="Names the run directory (runs/NAME) and the wandb run.")] = "run"
     seed: Annotated[
-        int, Meta(ge=0, description="Decides task order and every sampling seed; change it to repeat an experiment.")
+        int,
+        Meta(
+            ge=0, lt=2**32, description="Decides task order and every sampling seed; change it to repeat an experiment."
+        ),
     ] = 0
     steps: Annotated[int, Meta(ge=1, description="Optimizer steps to train for; the run's length.")] = 100
     restarts: Annotated[
@@ -25,7 +28,7 @@ class RunSection(Section):
     ] = 5
 
 
-class ModelSection(Section):
+class ModelSection(Section, frozen=True):
     path: Annotated[str, Meta(description="Hugging Face folder of the start model: weights, tokenizer, chat template.")]
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
@@ -33,13 +36,13 @@ class ModelSection(Section):
     ] = "auto"
 
 
-class EnvironmentSection(Section):
+class EnvironmentSection(Section, frozen=True):
     path: Annotated[
         str, Meta(description="FILE.py:NAME of your Environment (tools, rewards, system prompt), beside the config.")
     ]
 
 
-class TasksSection(Section):
+class TasksSection(Section, frozen=True):
     train: Annotated[
         str, Meta(description="Training tasks: a .jsonl file, or FILE.py:FUNCTION called as f(seed) and yielding rows.")
     ]
@@ -49,9 +52,9 @@ class TasksSection(Section):
     heldout_limit: Annotated[int, Meta(ge=1, description="At most this many held-out tasks; fewer end sooner.")] = 200
 
 
-class RolloutSection(Section):
+class RolloutSection(Section, frozen=True):
     group: Annotated[
-        int, Meta(ge=1, description="Trajectories per task; raise it when many groups have rewards all equal.")
+        int, Meta(ge=2, description="Trajectories per task; raise it when many groups have rewards all equal.")
     ] = 8
     concurrency: Annotated[
         int, Meta(ge=1, description="Trajectories one rollouter runs at once; raise it until the engine is busy.")
@@ -72,7 +75,7 @@ class RolloutSection(Section):
     ] = 512
 
 
-class EngineSection(Section):
+class EngineSection(Section, frozen=True):
     rollouters: Annotated[
         int, Meta(ge=1, description="Rollouter processes to start, one vLLM engine each; add some when it lags.")
     ] = 1
@@ -96,7 +99,7 @@ class EngineSection(Section):
     ] = "keep"
 
 
-class StalenessSection(Section):
+class StalenessSection(Section, frozen=True):
     depth: Annotated[
         float,
         Meta(ge=0, description="Batches that generation may run ahead: 0 is on-policy; raise it if the learner waits."),
@@ -106,7 +109,7 @@ class StalenessSection(Section):
     ] = 8
 
 
-class QueueSection(Section):
+class QueueSection(Section, frozen=True):
     lease_seconds: Annotated[
         float, Meta(gt=0, description="A lease returns to the queue after this; keep it above rollout.max_seconds.")
     ] = 180.0
@@ -122,7 +125,7 @@ class QueueSection(Section):
     ] = ""
 
 
-class LearnerSection(Section):
+class LearnerSection(Section, frozen=True):
     batch: Annotated[int, Meta(ge=1, description="Groups with signal in one optimizer step.")] = 16
     lr: Annotated[float, Meta(gt=0, description="Peak learning rate of AdamW.")] = 1e-6
     warmup: Annotated[int, Meta(ge=0, description="Steps over which the learning rate rises to its peak.")] = 5
@@ -150,7 +153,7 @@ class LearnerSection(Section):
     threads: Annotated[int, Meta(ge=0, description="CPU threads of the learner; 0 leaves it to torch.")] = 0
 
 
-class AdvantageSection(Section):
+class AdvantageSection(Section, frozen=True):
     estimator: Annotated[
         Literal["grpo", "dr_grpo", "rloo", "opo", "max_rl", "reinforce_pp_baseline"],
         Meta(description="Group baseline; dr_grpo when easy and hard tasks should weigh by their spread."),
@@ -158,7 +161,7 @@ class AdvantageSection(Section):
     population: Annotated[bool, Meta(description="grpo: divide by the textbook's (n) deviation, not (n-1).")] = False
 
 
-class LossSection(Section):
+class LossSection(Section, frozen=True):
     name: Annotated[
         Literal["ppo", "gspo", "cispo", "sapo", "dppo_tv", "reinforce"],
         Meta(description="Policy loss; cispo keeps the gradient of clipped tokens, gspo clips whole trajectories."),
@@ -171,17 +174,17 @@ class LossSection(Section):
     ] = "token_mean"
 
 
-class CorrectionSection(Section):
+class CorrectionSection(Section, frozen=True):
     presets: Annotated[
-        list[str],
-        Meta(description="Off-policy rules by name: tis tis_sequence icepop mis_sequence mis_geometric veto k3."),
+        list[Literal["tis", "tis_sequence", "icepop", "mis_sequence", "mis_geometric", "veto", "k3"]],
+        Meta(description="Off-policy rules by name; at most one tis. Empty trusts the engine and the cutoff alone."),
     ] = msgspec.field(default_factory=lambda: ["tis", "icepop"])
 
 
 Policy = Literal["train", "mask", "retry"]
 
 
-class OutcomesSection(Section):
+class OutcomesSection(Section, frozen=True):
     finished: Annotated[Policy, Meta(description="Ended its turn without a tool call.")] = "train"
     truncated_tokens: Annotated[Policy, Meta(description="Spent its token budget; or mask it.")] = "train"
     truncated_turns: Annotated[Policy, Meta(description="Spent its turns.")] = "train"
@@ -194,20 +197,20 @@ class OutcomesSection(Section):
     retries: Annotated[int, Meta(ge=0, description="Grants anew per trajectory before retry becomes mask.")] = 3
 
 
-class WeightsSection(Section):
+class WeightsSection(Section, frozen=True):
     directory: Annotated[
         str, Meta(description="Where versions are published: '' is shared memory; a shared folder reaches other hosts.")
     ] = ""
 
 
-class ObserveSection(Section):
+class ObserveSection(Section, frozen=True):
     wandb: Annotated[Literal["offline", "online", "off"], Meta(description="wandb mode; online needs an account.")] = (
         "offline"
     )
     project: Annotated[str, Meta(description="wandb project.")] = "slipstream"
 
 
-class Config(Section):
+class Config(Section, frozen=True):
     """A whole run. Paths in it are relative to the config file's folder."""
 
     model: ModelSection

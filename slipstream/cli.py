@@ -1,0 +1,317 @@
+"""The command line: what a user typed is checked here, before anything starts.
+
+Invariant: bad input ends with exit code 2 and one line that says what to change, never with a traceback. A command
+imports what it needs when it runs, so that `--help` and errors are quick.
+"""
+
+import argparse
+import datetime
+import fcntl
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
+
+from slipstream.config import Config, RunDir
+from slipstream.configfile import differing, field_help, read_config, write_config
+from slipstream.errors import UserError
+
+if TYPE_CHECKING:
+    from slipstream.queue import RunAccounts
+    from slipstream.task import Task
+
+log = logging.getLogger(__name__)
+
+QUEUE_SECONDS = 60.0  # how long a rollouter or learner waits for the queue to be there at all
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        arguments = _parse(sys.argv[1:] if argv is None else argv)
+        return arguments.command(arguments)
+    except UserError as error:
+        sys.stderr.write(f"slipstream: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `slipstream show ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+# -- commands ------------------------------------------------------------------------------------------------------
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    config = read_config(arguments.config, arguments.overrides)
+    check_inputs(config)
+    run_dir = RunDir(arguments.dir.resolve()) if arguments.dir else _new_run_dir(config)
+    from slipstream.launch import run
+
+    with _claimed(run_dir, config):
+        return run(config, run_dir)
+
+
+def _queue(arguments: argparse.Namespace) -> int:
+    config, run_dir = _process(arguments)
+    tasks, heldout = _tasks(config)
+    import uvloop
+
+    from slipstream.queue import broker
+
+    _claim(run_dir, config)
+    uvloop.run(broker.serve(config, run_dir, tasks, heldout))
+    return 0
+
+
+def _rollouter(arguments: argparse.Namespace) -> int:
+    config, run_dir = _process(arguments)
+    _await_queue(run_dir)
+    from slipstream.rollouter import process
+
+    return process.run(config, run_dir, arguments.name)
+
+
+def _learner(arguments: argparse.Namespace) -> int:
+    config, run_dir = _process(arguments)
+    _await_queue(run_dir)
+    from slipstream.learner import process
+
+    return process.run(config, run_dir)
+
+
+def _accounts(arguments: argparse.Namespace) -> int:
+    run_dir = _existing(arguments.run)
+    from slipstream.queue import accounts
+
+    counts: RunAccounts = accounts(run_dir)
+    if arguments.json:
+        said = msgspec.json.encode({**msgspec.to_builtins(counts), "holds": counts.holds()}).decode()
+    else:
+        said = _accounts_table(counts)
+    sys.stdout.write(said + "\n")
+    sys.stdout.flush()
+    return 0 if counts.holds() else 1
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    run_dir = _existing(arguments.run)
+    from slipstream.observe.show import show
+
+    show(run_dir, arguments.trajectory)
+    sys.stdout.flush()
+    return 0
+
+
+# -- checks before anything starts ---------------------------------------------------------------------------------
+
+
+def check_inputs(config: Config) -> None:
+    """The environment loads, the tasks load, and the model's chat template can carry them. Raises UserError."""
+    from slipstream.agent_loop.environment import load_environment
+    from slipstream.agent_loop.renderer import create_renderer
+
+    environment = load_environment(config.environment.path)
+    tasks, _ = _tasks(config)
+    prompt = create_renderer(config.model.path).start(environment.first_messages(tasks[0]), environment.tools)
+    if len(prompt) >= config.engine.max_model_len:
+        raise UserError(
+            f"engine.max_model_len = {config.engine.max_model_len}: the first task's prompt alone has {len(prompt)} "
+            "tokens; raise it, or shorten the system prompt"
+        )
+
+
+def _tasks(config: Config) -> "tuple[list[Task], list[Task]]":
+    from slipstream.task import load_tasks
+
+    train = load_tasks(config.tasks.train, "tasks.train", config.run.seed)
+    if not config.tasks.heldout:
+        return train, []
+    return train, load_tasks(config.tasks.heldout, "tasks.heldout", config.run.seed, config.tasks.heldout_limit)
+
+
+def _process(arguments: argparse.Namespace) -> tuple[Config, RunDir]:
+    """What each of a run's processes starts with."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    return read_config(arguments.config, arguments.overrides), RunDir(arguments.dir.resolve())
+
+
+def _await_queue(run_dir: RunDir) -> None:
+    began = time.monotonic()
+    url = run_dir.root / "queue.url"
+    while not url.is_file():
+        waited = time.monotonic() - began
+        if waited > QUEUE_SECONDS:
+            raise UserError(
+                f"--dir {run_dir.root}: no queue came up there; start `slipstream queue CONFIG --dir` first"
+            )
+        log.info("waiting for the queue for %.0f s because there is no %s", waited, url)
+        time.sleep(1)
+
+
+# -- run directories -----------------------------------------------------------------------------------------------
+
+
+def _new_run_dir(config: Config) -> RunDir:
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    for suffix in ("", *(f"-{number}" for number in range(2, 100))):
+        root = Path("runs").resolve() / f"{config.run.name}-{stamp}{suffix}"
+        try:
+            root.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(f"run directory {str(root)!r} cannot be made: {error.strerror}; write --dir RUN") from error
+        return RunDir(root)
+    raise UserError(f"runs/{config.run.name}-{stamp} and 98 more exist; write --dir RUN")
+
+
+def _claim(run_dir: RunDir, config: Config) -> None:
+    """The directory is new or empty, or holds this very run, which then goes on."""
+    root = run_dir.root
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if run_dir.config.is_file():
+            other = differing(read_config(run_dir.config, files=False), config)
+            if other:
+                raise UserError(
+                    f"--dir {root}: holds another run (it differs in {', '.join(other)}); write another --dir, or give "
+                    f"{run_dir.config} to go on with that one"
+                )
+        elif any(entry.name != "lock" for entry in root.iterdir()):
+            raise UserError(f"--dir {root}: is not empty and holds no run; write another --dir")
+        else:
+            write_config(config, run_dir.config)
+    except OSError as error:
+        raise UserError(f"--dir {root}: cannot be written: {error.strerror}; write another --dir") from error
+
+
+@contextmanager
+def _claimed(run_dir: RunDir, config: Config) -> Iterator[None]:
+    """Claimed, and no other `slipstream run` works in it meanwhile."""
+    try:
+        run_dir.root.mkdir(parents=True, exist_ok=True)
+        lock = (run_dir.root / "lock").open("a")
+    except OSError as error:
+        raise UserError(f"--dir {run_dir.root}: cannot be written: {error.strerror}; write another --dir") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"--dir {run_dir.root}: a run is going on there; stop it, or write another --dir") from None
+        _claim(run_dir, config)
+        yield
+
+
+def _existing(path: Path) -> RunDir:
+    run_dir = RunDir(path.resolve())
+    if not run_dir.config.is_file():
+        raise UserError(f"RUN = {str(path)!r}: it has no config.toml; name the directory of a run, such as runs/NAME")
+    return run_dir
+
+
+# -- what is printed -----------------------------------------------------------------------------------------------
+
+
+def _accounts_table(counts: "RunAccounts") -> str:
+    both = (counts.trajectories, counts.tokens)
+    failed = sorted({outcome for each in both for outcome in each.failed})
+    rows = [(name, [getattr(each, name) for each in both]) for name in _plain_counts(both[0])]
+    rows += [(f"failed: {outcome}", [each.failed.get(outcome, 0) for each in both]) for outcome in failed]
+    lines = [f"{'':24}{'trajectories':>14}{'tokens':>14}"]
+    lines += [f"{name.replace('_', ' '):24}{numbers[0]:>14,}{numbers[1]:>14,}" for name, numbers in rows]
+    leases = counts.leases
+    returned = ", ".join(f"{number:,} {reason}" for reason, number in sorted(leases.returned.items())) or "none"
+    lines += [
+        f"leases: {leases.granted:,} granted, {leases.delivered:,} delivered, {leases.running:,} running; "
+        f"returned: {returned}",
+        f"tokens lost under returned leases: {leases.tokens_lost:,}; duplicate deliveries: {leases.duplicates:,}",
+        "the accounts hold: generated is the sum of the rest" if counts.holds() else "THE ACCOUNTS DO NOT HOLD",
+    ]
+    return "\n".join(lines)
+
+
+def _plain_counts(accounts: msgspec.Struct) -> list[str]:
+    return [name for name in accounts.__struct_fields__ if name != "failed"]
+
+
+# -- the parser ----------------------------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see `{self.prog} --help`")
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    # argparse takes positionals in one go: overrides that follow an option come back as unknown.
+    if [word for word in rest if word.startswith("-")] or (rest and not hasattr(arguments, "overrides")):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        arguments.overrides = [*arguments.overrides, *rest]
+    return arguments
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="slipstream", description="Asynchronous RL for tool-using language-model agents.")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def add(
+        name: str, command: Callable[[argparse.Namespace], int], says: str, example: str
+    ) -> argparse.ArgumentParser:
+        sub = commands.add_parser(
+            name,
+            help=says,
+            description=f"{says[0].upper()}{says[1:]}.",
+            epilog=f"example:\n  {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        sub.set_defaults(command=command)
+        return sub
+
+    run = add(
+        "run", _run, "train: every process on this machine, supervised", "slipstream run config.toml run.steps=20"
+    )
+    run.add_argument(
+        "--dir", type=Path, metavar="RUN", help="run directory; default runs/NAME-DATE-TIME; same again resumes"
+    )
+    run.epilog = f"{run.epilog}\n\n{field_help()}"
+    queue = add("queue", _queue, "the queue process of a run", "slipstream queue config.toml --dir runs/a")
+    rollouter = add(
+        "rollouter", _rollouter, "one rollouter process of a run", "slipstream rollouter config.toml --dir runs/a"
+    )
+    rollouter.add_argument("--name", default=f"rollouter-{os.getpid()}", help="what the queue and the logs call it")
+    learner = add("learner", _learner, "the learner process of a run", "slipstream learner config.toml --dir runs/a")
+    for sub in (queue, rollouter, learner):
+        sub.add_argument(
+            "--dir", type=Path, metavar="RUN", required=True, help="run directory, shared by all processes"
+        )
+    for sub in (run, queue, rollouter, learner):
+        sub.add_argument("config", type=Path, metavar="CONFIG", help="TOML file")
+        sub.add_argument("overrides", nargs="*", metavar="key.sub=value", help="changes to the config")
+
+    accounts = add(
+        "accounts",
+        _accounts,
+        "where every token of a run went; exit 1 if it does not add up",
+        "slipstream accounts runs/a --json",
+    )
+    accounts.add_argument("--json", action="store_true", help="as JSON")
+    show = add(
+        "show",
+        _show,
+        "one trajectory, in colour; tokens not trained on are grey",
+        "slipstream show runs/a --trajectory 7",
+    )
+    show.add_argument("--trajectory", type=int, required=True, metavar="N", help="its lease number")
+    for sub in (accounts, show):
+        sub.add_argument("run", type=Path, metavar="RUN", help="run directory")
+    return parser
