@@ -119,7 +119,7 @@ class Broker:
 
     def _recover(self) -> None:
         count = 0
-        for event in self._journal.events():
+        for event in self._journal.replay():
             self.ledger.apply(event)
             count += 1
         for group in (*self.ledger.ready, *self.ledger.taken):
@@ -202,7 +202,7 @@ class Broker:
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
-    async def _record(self, happened: list[events.Any]) -> None:
+    async def _record(self, happened: list[events.LedgerEvent]) -> None:
         """Journal what the ledger decided, and wake whoever waits for a change."""
         if not happened:
             return
@@ -267,7 +267,7 @@ class Broker:
         self._seen[request.name] = time.monotonic()
         why = ""
 
-        def attempt() -> list[events.Any] | None:
+        def attempt() -> list[events.LedgerEvent] | None:
             nonlocal why
             if self.ledger.done:
                 return []
@@ -311,7 +311,7 @@ class Broker:
         duplicate = isinstance(happened[0], events.Duplicate)
         return messages.Accepted(leases=[row.lease], duplicates=[row.lease] if duplicate else []), []
 
-    def _accept(self, row: Row, payload: Any, number: int) -> list[events.Any]:
+    def _accept(self, row: Row, payload: Any, number: int) -> list[events.LedgerEvent]:
         group = self.ledger.groups[number]
         heldout = group.heldout is not None
         frame = bytes(payload)

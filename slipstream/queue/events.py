@@ -99,7 +99,7 @@ class Drained(Event):
     done: bool
 
 
-Any = (
+LedgerEvent = (
     Opened
     | Granted
     | Delivered

@@ -99,7 +99,7 @@ def read_frames(path: Path, header: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 class Journal:
-    """Opens (or makes) the journal of a run. `events()` first, to replay; then append."""
+    """Opens (or makes) the journal of a run. `replay()` first; then append."""
 
     def __init__(self, folder: Path, fsync: Fsync) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ class Journal:
         existing = sorted(self._folder.glob(f"{kind}-*.seg"))
         return FrameFile(existing[-1] if existing else self._folder / f"{kind}-00000.seg", SEGMENT_HEADER)
 
-    def events(self) -> Iterator[events.Any]:
+    def replay(self) -> Iterator[events.LedgerEvent]:
         return read_events(self._folder)
 
     def append_trajectory(self, payload: Any, *, heldout: bool) -> events.Locator:
@@ -127,7 +127,7 @@ class Journal:
         offset, length = segment.append(payload)
         return events.Locator(number, offset, length)
 
-    def append(self, happened: Sequence[events.Any]) -> None:
+    def append(self, happened: Sequence[events.LedgerEvent]) -> None:
         for event in happened:
             self._log.append(self._encoder.encode(event))
 
@@ -158,8 +158,8 @@ class Journal:
             file.close()
 
 
-def read_events(folder: Path) -> Iterator[events.Any]:
-    decoder = msgspec.msgpack.Decoder(events.Any)
+def read_events(folder: Path) -> Iterator[events.LedgerEvent]:
+    decoder = msgspec.msgpack.Decoder(events.LedgerEvent)
     path = folder / "ledger.log"
     header_checked(path, LOG_HEADER)
     for _, payload in read_frames(path, LOG_HEADER):

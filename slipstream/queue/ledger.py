@@ -112,15 +112,15 @@ class Ledger:
             events.Drained: self._on_drained,
         }
 
-    def apply(self, event: events.Any) -> None:
+    def apply(self, event: events.LedgerEvent) -> None:
         self._appliers[type(event)](event)
 
     # -- decisions -----------------------------------------------------------------------------------------------------
 
-    def grant(self, owner: str, room: int, now: float, bytes_held: int) -> tuple[list[events.Any], str]:
+    def grant(self, owner: str, room: int, now: float, bytes_held: int) -> tuple[list[events.LedgerEvent], str]:
         """Lease up to `room` trajectories to `owner`: held-out ones first, then members of open groups, then new
         groups as the gate lets in. The reason is '' unless nothing was granted."""
-        out: list[events.Any] = []
+        out: list[events.LedgerEvent] = []
         why = ""
         granted = 0
         while granted < room and not why:
@@ -173,9 +173,9 @@ class Ledger:
 
     def deliver(
         self, lease: int, tokens: int, outcome: Outcome, reward: float | None, where: events.Locator | None
-    ) -> list[events.Any]:
+    ) -> list[events.LedgerEvent]:
         """A trajectory arrived; a duplicate if its lease ended before. Raises Refusal for a lease never granted."""
-        out: list[events.Any] = []
+        out: list[events.LedgerEvent] = []
         if lease >= self._next_lease:
             raise Refusal(f"lease {lease} was never granted")
         if lease in self.running:
@@ -184,17 +184,17 @@ class Ledger:
             self._decide(events.Duplicate(lease=lease), out)
         return out
 
-    def give_back(self, leases: list[int], reason: str, tokens: dict[int, int]) -> list[events.Any]:
+    def give_back(self, leases: list[int], reason: str, tokens: dict[int, int]) -> list[events.LedgerEvent]:
         """Leases end without a trajectory; `tokens` is what was sampled under them, as far as known."""
-        out: list[events.Any] = []
+        out: list[events.LedgerEvent] = []
         for lease in leases:
             if lease in self.running:
                 self._decide(events.Returned(lease=lease, reason=reason, tokens=tokens.get(lease, 0)), out)
         return out
 
-    def take(self, room: int, held: list[int]) -> list[events.Any]:
+    def take(self, room: int, held: list[int]) -> list[events.LedgerEvent]:
         """Hand complete groups to the learner, first those it took before and does not hold."""
-        out: list[events.Any] = []
+        out: list[events.LedgerEvent] = []
         holds = set(held)
         lost = [group for group in self.taken if group not in holds]
         if lost:
@@ -204,9 +204,9 @@ class Ledger:
             self._decide(events.Taken(groups=chosen), out)
         return out
 
-    def settle(self, groups: list[int], fates: list[Fate], version: int | None) -> list[events.Any]:
+    def settle(self, groups: list[int], fates: list[Fate], version: int | None) -> list[events.LedgerEvent]:
         """Raises Refusal if a fate does not name all of its tokens. Groups settled before are passed over."""
-        out: list[events.Any] = []
+        out: list[events.LedgerEvent] = []
         taken = set(self.taken)
         mine = [group for group in groups if group in taken]
         by_lease = {fate.lease: fate for fate in fates}
@@ -223,28 +223,28 @@ class Ledger:
             self._decide(events.Settled(groups=mine, fates=kept, version=version), out)
         return out
 
-    def publish(self, version: int) -> list[events.Any]:
-        out: list[events.Any] = []
+    def publish(self, version: int) -> list[events.LedgerEvent]:
+        out: list[events.LedgerEvent] = []
         if version != self.version:
             self._decide(events.Published(version=version), out)
         return out
 
-    def checkpoint(self, version: int) -> list[events.Any]:
-        out: list[events.Any] = []
+    def checkpoint(self, version: int) -> list[events.LedgerEvent]:
+        out: list[events.LedgerEvent] = []
         self._decide(events.Checkpointed(version=version), out)
         return out
 
-    def rewind(self, version: int) -> list[events.Any]:
+    def rewind(self, version: int) -> list[events.LedgerEvent]:
         """A learner arrives holding nothing, at `version`."""
-        out: list[events.Any] = []
+        out: list[events.LedgerEvent] = []
         if self.taken:
             self._decide(events.Untaken(groups=list(self.taken)), out)
         if version < self.version or any(later > version for later in self.consumed):
             self._decide(events.Rewound(version=version), out)
         return out
 
-    def evaluate(self, version: int, tasks: int) -> list[events.Any]:
-        out: list[events.Any] = []
+    def evaluate(self, version: int, tasks: int) -> list[events.LedgerEvent]:
+        out: list[events.LedgerEvent] = []
         if version in self.heldout:
             return out
         self._decide(events.Evaluated(version=version, tasks=tasks), out)
@@ -252,8 +252,8 @@ class Ledger:
             self._decide(events.Opened(group=self._next_group, task=task, members=1, heldout=version), out)
         return out
 
-    def drain(self, done: bool) -> list[events.Any]:
-        out: list[events.Any] = []
+    def drain(self, done: bool) -> list[events.LedgerEvent]:
+        out: list[events.LedgerEvent] = []
         self._decide(events.Drained(done=done), out)
         return out
 
@@ -268,7 +268,7 @@ class Ledger:
         heldout = self.groups[group].heldout
         return self.gate.min_version(self.version) if heldout is None else heldout
 
-    def _decide(self, event: events.Any, out: list[events.Any]) -> None:
+    def _decide(self, event: events.LedgerEvent, out: list[events.LedgerEvent]) -> None:
         self.apply(event)
         out.append(event)
 

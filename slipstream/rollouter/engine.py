@@ -116,6 +116,10 @@ class Engine:
         return cls(llm, section.max_model_len, section.on_update)
 
     @property
+    def dead(self) -> bool:
+        return self._llm.errored  # pyright: ignore
+
+    @property
     def max_model_len(self) -> int:
         return self._max_model_len
 

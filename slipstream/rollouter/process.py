@@ -8,7 +8,6 @@ import asyncio
 import logging
 import signal
 import time
-from pathlib import Path
 
 from slipstream.agent_loop.environment import load_environment
 from slipstream.agent_loop.loop import AgentLoop
@@ -52,12 +51,12 @@ class Rollouter:
     """Keeps up to `rollout.concurrency` trajectories going on one engine."""
 
     def __init__(self, config: Config, engine: Engine, client: QueueClient, clock: Clock, name: str) -> None:
-        environment = load_environment(config.environment.path, Path.cwd())
-        self._agents = AgentLoop(environment, create_renderer(config.model.path), engine, config.rollout)
+        environment = load_environment(config.environment.path)
+        renderer = create_renderer(config.model.path)
+        self._agents = AgentLoop(environment, renderer, engine, config.rollout)
         self._engine, self._client, self._clock, self._name = engine, client, clock, name
         self._concurrency = config.rollout.concurrency
         self._leases: dict[int, Lease] = {}
-        self._in_tools: set[int] = set()  # leases that wait for a tool
         self._changed = asyncio.Condition()  # notified when a trajectory ends and when weights were loaded
         self._pauses: list[float] = []
         self._loading = False
@@ -127,8 +126,7 @@ class Rollouter:
             log.warning("engine failed at lease %d", lease.lease)
             if self._engine.dead:
                 self._leave(1)  # after what is here is delivered; the supervisor starts a new engine
-        await self._client.deliver([trajectory])
-        self._in_tools.discard(lease.lease)
+        await self._client.deliver(trajectory)
         async with self._changed:
             del self._leases[lease.lease]
             self._changed.notify_all()
@@ -162,14 +160,13 @@ class Rollouter:
         while True:
             self._tick()
             pauses, self._pauses = self._pauses, []
-            progress = self._agents.tokens_in_flight
             await self._client.beat(
                 RollouterBeat(
                     name=self._name,
                     version=self._engine.version,
                     running=len(self._leases),
                     leases=list(self._leases),
-                    tokens_in_flight=[progress.get(lease, 0) for lease in self._leases],
+                    tokens_in_flight=[self._agents.tokens_in_flight(lease) for lease in self._leases],
                     tokens_generated=self._engine.tokens_generated,
                     pause_ms=pauses,
                     clock=self._clock.reading(),
