@@ -39,10 +39,7 @@ class Tool:
 
     def _schema(self, described: dict[str, str]) -> dict[str, Any]:
         """The function schema that chat templates render: name, description, JSON schema of the parameters."""
-        try:
-            (reference,), components = msgspec.json.schema_components([self.arguments], ref_template="#/$defs/{name}")
-        except TypeError as error:
-            raise UserError(f"tool {self.name}: {error}; use types that JSON has") from error
+        (reference,), components = msgspec.json.schema_components([self.arguments], ref_template="#/$defs/{name}")
         body = components.pop(reference["$ref"].rsplit("/", 1)[1])
         properties: dict[str, dict[str, Any]] = body["properties"]
         for name, text in described.items():
@@ -82,6 +79,11 @@ def arguments_struct(name: str, function: Callable[..., Any]) -> type[msgspec.St
             raise UserError(f"tool {name}: {parameter} must be an ordinary parameter, which is passed by its name")
         if parameter.name not in hints:
             raise UserError(f"tool {name}: parameter {parameter.name} has no type hint; write {parameter.name}: str")
+        try:
+            msgspec.json.schema(hints[parameter.name])
+        except TypeError as error:
+            hint = hints[parameter.name]
+            raise UserError(f"tool {name}: parameter {parameter.name} is of {hint}, which JSON has not") from error
         if parameter.default is parameter.empty:
             fields.append((parameter.name, hints[parameter.name]))
         else:
@@ -89,7 +91,7 @@ def arguments_struct(name: str, function: Callable[..., Any]) -> type[msgspec.St
     try:
         return msgspec.defstruct(f"{name}_arguments", fields, kw_only=True, forbid_unknown_fields=True)
     except TypeError as error:
-        raise UserError(f"tool {name}: {error}") from error
+        raise UserError(f"tool {name}: a list or dict as default is shared by all calls; write None") from error
 
 
 def read_docstring(name: str, function: Callable[..., Any]) -> tuple[str, dict[str, str]]:

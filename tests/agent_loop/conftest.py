@@ -49,6 +49,12 @@ def train_tokenizer(template: str, markers: list[str] = MARKERS) -> Any:
 
 
 @pytest.fixture(scope="session")
+def train() -> Callable[[str], Any]:
+    """A tokenizer for a template."""
+    return train_tokenizer
+
+
+@pytest.fixture(scope="session")
 def tokenizer() -> Any:
     return train_tokenizer(TEMPLATE.read_text())
 

@@ -10,7 +10,16 @@ from slipstream import AgentLoop, Environment, Task, tool
 from slipstream.rewards import exact_match
 from slipstream.trajectory import Outcome, SpanKind
 
-SCRAPS = ["hello", "12345", " \n\n", "é漢🙂", '"quoted" \\', "<|im_end|>\n<|im_start|>assistant\n", "</tool_response>", ""]
+SCRAPS = [
+    "hello",
+    "12345",
+    " \n\n",
+    "é漢🙂",
+    '"quoted" \\',
+    "<|im_end|>\n<|im_start|>assistant\n",
+    "</tool_response>",
+    "",
+]
 
 
 def scrap(rng: random.Random) -> str:
@@ -32,7 +41,11 @@ async def backwards(text: str) -> list[str]:
 
 def call(rng: random.Random) -> str:
     good = {"name": rng.choice(["echo", "backwards"]), "arguments": {"text": scrap(rng)}}
-    bad = ['{"name": "echo", "arguments": {', '{"name": "echo", "arguments": []}', '{"name": "nobody", "arguments": {}}']
+    bad = [
+        '{"name": "echo", "arguments": {',
+        '{"name": "echo", "arguments": []}',
+        '{"name": "nobody", "arguments": {}}',
+    ]
     # A model can say the letters of a control token; here its text would become one, so they are left out.
     body = rng.choice(bad) if rng.random() < 0.2 else json.dumps(good).replace("<", "(")
     return f"<tool_call>\n{body}\n</tool_call>"

@@ -254,7 +254,9 @@ async def test_a_reward_sees_the_trajectory(play, script):
     assert trajectory.reward_parts == {"exact_match": 1.0, "judge": float(len(trajectory.token_ids))}
 
 
-@pytest.mark.parametrize("raised", [EngineFailed("out of memory"), RuntimeError("out of memory"), TimeoutError("out of memory")])
+@pytest.mark.parametrize(
+    "raised", [EngineFailed("out of memory"), RuntimeError("out of memory"), TimeoutError("out of memory")]
+)
 async def test_engine_failed(play, script, raised):
     def fail(request):
         raise raised
@@ -336,31 +338,29 @@ async def test_text_that_no_tokenizer_takes_is_one_invalid_trajectory(play, scri
     assert "surrogate" in detail(trajectory).error
 
 
-async def test_cancelling_leaves_nothing_behind(renderer, script, limits):
+@pytest.mark.parametrize("where", ["engine", "hang_softly", "hang"])
+async def test_cancelling_leaves_nothing_behind(renderer, script, limits, where):
+    there = asyncio.Event()
+
     async def never(request):
+        there.set()
         await asyncio.Event().wait()
 
-    for replies in ([never], [call("hang_softly")], [call("hang")]):
-        sampler = script(*replies)
-        busy = asyncio.Event()
-        loop = AgentLoop(
-            world(hang, hang_softly), renderer, sampler, limits, on_tools=lambda lease, now: now and busy.set()
-        )
-        before = asyncio.all_tasks()
-        task = Task(id="t", prompt="Hi.")
-        run = asyncio.ensure_future(loop.run(lease=1, group=0, task=task, attempt=0, seed=0, t_leased=0))
-        if replies == [never]:
-            while not sampler.running:
-                await asyncio.sleep(0)
-        else:
-            await busy.wait()
-        run.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await run
-        while left := asyncio.all_tasks() - before:  # a cancelled tool ends in its own time
-            await asyncio.wait(left, timeout=5)
-        assert sampler.running == 0
-        assert loop.tokens_in_flight(1) == 0
+    sampler = script(never if where == "engine" else call(where))
+    environment = world(hang, hang_softly)
+    loop = AgentLoop(environment, renderer, sampler, limits, on_tools=lambda lease, busy: busy and there.set())
+    before = asyncio.all_tasks()
+    task = Task(id="t", prompt="Hi.")
+    run = asyncio.ensure_future(loop.run(lease=1, group=0, task=task, attempt=0, seed=0, t_leased=0))
+    await there.wait()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    if left := asyncio.all_tasks() - before:  # a cancelled tool ends in its own time
+        _, still_there = await asyncio.wait(left, timeout=5)
+        assert not still_there
+    assert sampler.running == 0
+    assert loop.tokens_in_flight(1) == 0
 
 
 async def test_live_accounts(renderer, script, limits):
