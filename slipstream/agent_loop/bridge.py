@@ -72,9 +72,7 @@ class BridgeRenderer(Text):
         said = before[: before.rindex(SAID) + len(SAID)]
         whole = self._render([*CONTEXT, *fenced], tools, generate=True)
         if not whole.startswith(said):
-            raise UserError(
-                f"chat template of {self.name!r} is not prefix-stable: new messages change a turn before them"
-            )
+            raise self._unstable(self.encode(said), self.encode(whole), len(CONTEXT))
         glue = self.encode_around(whole[len(said) :], contents)  # begins with the template's end of turn
         return glue[1:] if stream[-1] == glue[0] else glue
 
@@ -121,13 +119,15 @@ class BridgeRenderer(Text):
                 stream = stream + self.extend(stream, conversation[turn + 1 : after], tools)
                 self._same(self.encode(self._render(conversation[:after], tools, generate=True)), stream, after)
 
-    def _same(self, expected: list[int], got: list[int], turn: int) -> None:
-        if expected == got:
-            return
+    def _same(self, expected: list[int], got: list[int], message: int) -> None:
+        if expected != got:
+            raise self._unstable(expected, got, message)
+
+    def _unstable(self, expected: list[int], got: list[int], message: int) -> UserError:
         pairs = zip(expected, got, strict=False)
         at = next((i for i, (one, other) in enumerate(pairs) if one != other), min(len(expected), len(got)))
         one, other = self.decode(expected[at : at + 1]), self.decode(got[at : at + 1])
-        raise UserError(
-            f"chat template of {self.name!r} is not prefix-stable: rendering message {turn + 1} changes token {at}, "
+        return UserError(
+            f"chat template of {self.name!r} is not prefix-stable: rendering message {message + 1} changes token {at}, "
             f"{one!r} against {other!r}; use a template that only appends (and keeps the thinking of past turns)"
         )

@@ -69,6 +69,16 @@ def test_a_template_that_strips_thinking_is_refused(train):
         BridgeRenderer(train(STRIPS_THINKING))
 
 
+def test_a_template_that_decorates_the_last_turn_is_refused(train):
+    """As Qwen3's own does, with an empty thought."""
+    decorated = KEEPS_THINKING.replace(
+        "{{ '<|im_start|>assistant\n' }}", "{{ '<|im_start|>assistant\n' + ('<think></think>' if loop.last else '') }}"
+    )
+    assert decorated != KEEPS_THINKING
+    with pytest.raises(UserError, match=r"not prefix-stable.*changes token \d+, '<think>'"):
+        BridgeRenderer(train(decorated))
+
+
 def test_the_same_template_that_keeps_it_is_taken_and_merges_results(train):
     tokenizer = train(KEEPS_THINKING)
     renderer = BridgeRenderer(tokenizer)
