@@ -1,13 +1,14 @@
 """Sets up `.venv`: everything that `make demo` and `make test` need. `make setup` runs it.
 
 Invariant: `.venv/setup-stamp` is there only when a set-up ended well, and names what it was made of; with a stamp that
-still fits nothing is done. A set-up that was cut short is begun anew. Any Python from 3.7 on can run this file; it looks
-for one that slipstream can use.
+still fits nothing is done. A set-up that was cut short is begun anew. Any Python from 3.7 on can run this file; it
+looks for one that slipstream can use.
 """
 
 from __future__ import annotations
 
 import ast
+import ctypes
 import fcntl
 import hashlib
 import platform
@@ -33,6 +34,8 @@ TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 # torchvision no model can be imported ("operator torchvision::nms does not exist").
 LEFT_OUT = ("torchvision", "torchaudio", "torchcodec")
 
+NUMA = "libnuma.so.1"  # the CPU engine's kernels link against it, and its wheel does not bring it
+
 PATIENCE = ("--timeout", "15", "--retries", "1")  # an index that is away is given up for the next one soon
 SAY_EVERY = 15.0
 
@@ -50,6 +53,8 @@ def main() -> int:
                 return 0
             if not sys.platform.startswith("linux"):
                 raise Failed(f"slipstream runs on Linux; this is {platform.system()}")
+            if kind == "cpu" and not can_load(NUMA):
+                raise Failed(f"vLLM for CPU needs {NUMA}; install it (on Debian or Ubuntu: apt install libnuma1)")
             make(kind, Steps(held.fileno()))
     except Failed as error:
         sys.stderr.write(f"setup: {error}\n")
@@ -104,10 +109,14 @@ def install_the_rest(python: str, kind: str, steps: Steps) -> None:
     engine = "vLLM for CPU" if kind == "cpu" else "vLLM for CUDA"
     steps.run(f"slipstream and what it stands on ({engine})", [*uv, "--editable", f"{ROOT}[{kind},dev]"])
     if kind == "cpu":
-        said = "import importlib.metadata as m; print(m.version('torch'))"
-        found = subprocess.run([python, "-c", said], stdout=subprocess.PIPE, text=True).stdout.strip()
+        found = installed(python, "torch")
         if found != TORCH.partition("==")[2]:
             raise Failed(f"torch {found} is installed where {TORCH} is needed; remove .venv and run again")
+
+
+def installed(python: str, package: str) -> str:
+    asked = [python, "-c", f"import importlib.metadata as m; print(m.version({package!r}))"]
+    return subprocess.run(asked, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 def pip_places(python: str) -> tuple[str, list[str]]:
@@ -162,6 +171,14 @@ def ask_version(python: str) -> tuple[int, int] | None:
 def venv_version() -> str | None:
     version = ask_version(str(VENV / "bin" / "python"))
     return f"{version[0]}.{version[1]}" if version and OLDEST <= version <= NEWEST else None
+
+
+def can_load(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def has_gpu() -> bool:

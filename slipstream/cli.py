@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -33,7 +33,7 @@ QUEUE_SECONDS = 60.0  # how long a rollouter or learner waits for the queue to b
 
 def main(argv: Sequence[str] | None = None) -> int:
     try:
-        arguments = _parse(sys.argv[1:] if argv is None else argv)
+        arguments = parse(sys.argv[1:] if argv is None else argv)
         return arguments.command(arguments)
     except UserError as error:
         sys.stderr.write(f"slipstream: {error}\n")
@@ -193,7 +193,7 @@ def _claim(run_dir: RunDir, config: Config) -> None:
 
 
 @contextmanager
-def _claimed(run_dir: RunDir, config: Config) -> Iterator[None]:
+def _claimed(run_dir: RunDir, config: Config) -> Generator[None]:
     """Claimed, and no other `slipstream run` works in it meanwhile."""
     try:
         run_dir.root.mkdir(parents=True, exist_ok=True)
@@ -249,7 +249,7 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; see `{self.prog} --help`")
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
+def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
     # argparse takes positionals in one go: overrides that follow an option come back as unknown.
