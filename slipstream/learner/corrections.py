@@ -1,7 +1,7 @@
 """Off-policy corrections: what to do where the learner and the engine disagree about a sampled token.
 
-Invariant: weights are detached, finite and 1 where no rule says otherwise; `keep` is False only where a mask rule says
-so. What stands at positions that are not sampled never matters.
+Invariant: over sampled tokens, weights are detached, finite and 1 where no rule says otherwise, and `keep` is False only
+where a mask rule says so. Positions that are not sampled have weight 0 and keep False, whatever stands there.
 """
 
 from typing import Literal, NamedTuple
@@ -18,8 +18,8 @@ CLAMP = 20.0  # of a log-ratio before exp
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One rule over the ratio proximal / rollout; bounds are inclusive.
 
-    truncate: the weight is min(ratio, high), and max(., low) if low is given. mask: tokens (or, reduced by `over`, whole
-    trajectories) whose measure is out of [low, high] are dropped from the loss.
+    truncate: the weight is min(ratio, high), and max(., low) if low is given. mask: tokens whose measure is out of
+    [low, high] are dropped from the loss, or whole trajectories where `over` reduces it.
     """
 
     action: Literal["truncate", "mask"]
@@ -27,6 +27,12 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     over: Literal["token", "sum", "mean", "max", "min"] = "token"
     low: float | None = None
     high: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.action == "truncate" and (self.high is None or self.measure != "ratio"):
+            raise ValueError("a rule that truncates needs `high`, and measures the ratio")
+        if self.low is None and self.high is None:
+            raise ValueError("a rule needs `low`, `high` or both")
 
     @staticmethod
     def preset(name: str) -> "list[Rule]":
@@ -52,7 +58,8 @@ PRESETS: dict[str, list[Rule]] = {
 
 
 class CorrectionStats(msgspec.Struct, frozen=True):
-    """Over sampled tokens. kl_k1 = mean(rollout - proximal), kl_k3 = mean(ratio - 1 - log ratio), chi2 = mean(ratio^2) - 1."""
+    """Over sampled tokens. ess = 1 / mean((w / mean w)^2), kl_k1 = mean(rollout - proximal), kl_k3 = mean(ratio - 1 -
+    log ratio), chi2 = mean(ratio^2) - 1."""
 
     ess: float
     weight_mean: float

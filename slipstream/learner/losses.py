@@ -40,8 +40,8 @@ def policy_loss(
     gspo(clip_low, clip_high): the same with r = geometric mean over the trajectory (GSPO 2025);
     cispo(clip_low, clip_high): -sg(clip(r)) A log p (MiniMax-M1 2025);
     sapo(tau_pos, tau_neg): -A sigmoid(tau (r - 1)) 4 / tau (SAPO 2025);
-    dppo_tv(limit, cap, penalty): -A min(r, cap), dropped where the probability moved by more than limit the way A pulls,
-    plus penalty (log r)^2 (DPPO; as in prime-rl);
+    dppo_tv(limit, cap, penalty): -A min(r, cap), dropped where the probability moved by more than limit the way that A
+    pulls, plus penalty (log r)^2 everywhere (DPPO; as in prime-rl);
     reinforce: -A log p.
     """
     if name not in LOSSES:
@@ -167,8 +167,8 @@ def aggregate(
 ) -> Tensor:
     """One number of a batch, or of a part of it.
 
-    token_mean: sum / sampled tokens; sequence_mean: mean over trajectories of their token mean; sequence_sum (Dr. GRPO):
-    sum / (N length). `denominator` is what the whole batch divides by (tokens; trajectories; N length) when only a part
+    token_mean: sum / sampled tokens; sequence_mean: mean over trajectories of their token mean; sequence_sum: sum /
+    (N length), as in Dr. GRPO. `denominator` is what the whole batch divides by (tokens; trajectories; N length) when only a part
     of it is here: the parts' values and gradients then add up to the whole's. A trajectory without a sampled token
     counts in N.
     """

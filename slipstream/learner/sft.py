@@ -1,6 +1,6 @@
 """Supervised warm start with the packing, masks, log-probs and optimizer of RL.
 
-Invariant: the loss is over `sampled` tokens only (what an assistant said, its end of turn included), each counting once.
+Invariant: the loss is over `sampled` tokens only (what an assistant said, its end of turn included), each counts once.
 """
 
 from collections.abc import Callable, Iterable
