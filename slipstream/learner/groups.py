@@ -13,8 +13,8 @@ from torch import Tensor
 
 from slipstream.config import OutcomesSection
 from slipstream.learner.packing import segment_sum
+from slipstream.queue import Packed, packed
 from slipstream.queue.messages import Fate
-from slipstream.queue.packed import Packed, packed
 from slipstream.staleness import Gate
 
 

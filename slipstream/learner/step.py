@@ -28,8 +28,8 @@ from slipstream.learner.losses import aggregate, policy_loss
 from slipstream.learner.optimizer import Optimizer
 from slipstream.learner.packing import segment_sum
 from slipstream.learner.policy import Policy
+from slipstream.queue import Packed
 from slipstream.queue.messages import Fate
-from slipstream.queue.packed import Packed
 
 
 class StepStats(msgspec.Struct):

@@ -3,13 +3,36 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from slipstream.queue.journal import accounts
-    from slipstream.queue.packed import Packed, packed
-    from slipstream.queue.wire import decode, encode
+    from slipstream.queue.audit import RunAccounts, accounts
+    from slipstream.queue.journal import read_trajectories
+    from slipstream.queue.tasks import is_heldout
+    from slipstream.queue.tensors import Packed, packed
+    from slipstream.queue.wire import Malformed, decode, encode
 
-__all__ = ["Packed", "accounts", "decode", "encode", "packed"]
+__all__ = [
+    "Malformed",
+    "Packed",
+    "RunAccounts",
+    "accounts",
+    "decode",
+    "encode",
+    "is_heldout",
+    "packed",
+    "read_trajectories",
+]
 
-_HOMES = {"encode": "wire", "decode": "wire", "packed": "packed", "Packed": "packed", "accounts": "journal"}
+# No module may have the name of a thing exported here: importing the module would put it in the thing's place.
+_HOMES = {
+    "encode": "wire",
+    "decode": "wire",
+    "Malformed": "wire",
+    "packed": "tensors",
+    "Packed": "tensors",
+    "accounts": "audit",
+    "RunAccounts": "audit",
+    "is_heldout": "tasks",
+    "read_trajectories": "journal",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,21 +1,17 @@
-"""The queue process: serves the ledger over ZeroMQ, journals what happens, keeps delivered trajectories for the learner.
+"""The queue process: serves the ledger over ZeroMQ and journals what happens.
 
-Invariant: an answer leaves only after what it says is in the journal. A request that is malformed, contradicts the
-ledger, or comes from a stranger is refused and counted; nobody else is affected. Nothing is dropped for want of room:
-the queue stops granting leases instead.
+Invariant: an answer leaves only after what it says is in the journal. A request that cannot be read or contradicts the
+ledger is refused and counted, and nobody else is affected. Nothing is dropped for want of room: the queue stops
+granting leases instead, also when the disk is full.
 """
 
 import asyncio
 import contextlib
-import hashlib
 import logging
-import os
 import signal
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import zmq
@@ -23,195 +19,213 @@ import zmq.asyncio
 
 from slipstream.config import Config, RunDir
 from slipstream.errors import UserError
-from slipstream.queue import events, messages
+from slipstream.queue import address, messages
+from slipstream.queue import events as ev
 from slipstream.queue.journal import Journal
-from slipstream.queue.ledger import Ledger, Refusal
-from slipstream.queue.wire import Malformed, Row, decode, rows
-from slipstream.staleness import Gate
-from slipstream.staleness.seeds import sample_seed
+from slipstream.queue.ledger import Ledger
+from slipstream.queue.state import LedgerState
+from slipstream.queue.tasks import TaskOrder
+from slipstream.queue.wire import Malformed, decode, rows, split
 from slipstream.task import Task
 
 log = logging.getLogger(__name__)
 
-OWNER_SECONDS = 15.0  # without a heartbeat, a rollouter's leases go back
-UNHELD_SECONDS = 10.0  # a lease its owner does not name in a heartbeat this long after the grant was lost on the way
+WATCH_SECONDS = 0.5  # between two looks at deadlines and silent owners
+DISK_SECONDS = 1.0  # between two attempts to write what the disk did not take
 MOST_FRAME_BYTES = 1 << 30
-SOCKET_PATH_BYTES = 100  # Unix sockets take 107
 
-
-def make_ledger(config: Config, tasks: int) -> Ledger:
-    return Ledger(
-        gate=Gate(config.learner.batch, config.staleness.depth, config.staleness.cutoff),
-        group_size=config.rollout.group,
-        tasks=tasks,
-        outcomes=config.outcomes,
-        seed=config.run.seed,
-        lease_seconds=config.queue.lease_seconds,
-        byte_budget=config.queue.memory_mb << 20,
-    )
-
-
-def address(config: Config, run_dir: RunDir) -> str:
-    """Where to bind: `queue.listen`, or a socket file in the run directory (in the system's temporary folder if its
-    path would be too long for a socket)."""
-    if config.queue.listen:
-        return config.queue.listen
-    path = run_dir.root.resolve() / "queue.sock"
-    if len(str(path).encode()) > SOCKET_PATH_BYTES:
-        name = hashlib.blake2b(str(path).encode(), digest_size=8).hexdigest()
-        path = Path(tempfile.gettempdir()) / f"slipstream-{name}.sock"
-    return f"ipc://{path}"
+T = TypeVar("T")
+Reply = tuple[messages.Answer, list[Any]]  # with payload frames
 
 
 async def serve(config: Config, run_dir: RunDir, tasks: list[Task], heldout: list[Task]) -> None:
-    """Serve until SIGTERM."""
-    broker = Broker(config, run_dir, tasks, heldout)
-    stop = asyncio.Event()
+    """Serve until SIGTERM or SIGINT. A journal that is there already is gone on with."""
+    broker = Broker(config, run_dir, TaskOrder(tasks, heldout, seed=config.run.seed))
     loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     try:
-        async with asyncio.TaskGroup() as group:
-            serving = [group.create_task(broker.receive(group)), group.create_task(broker.watch())]
-            await stop.wait()
-            for task in serving:
-                task.cancel()
-            broker.cancel_waits()
+        await broker.serve(stop)
     finally:
         broker.close()
 
 
 class Broker:
-    def __init__(self, config: Config, run_dir: RunDir, tasks: list[Task], heldout: list[Task]) -> None:
-        self._config, self._tasks, self._heldout = config, tasks, heldout
-        self._run = run_dir.root.resolve().name
-        self._journal = Journal(run_dir.journal, config.queue.fsync)
-        self.ledger = make_ledger(config, len(tasks))
-        self._frames: dict[int, bytes] = {}  # by lease: trajectories the learner has not settled
-        self._bytes = 0
-        self._weights: messages.Weights | None = None
-        self._beats: dict[str, messages.RollouterBeat] = {}
-        self._seen: dict[str, float] = {}  # rollouter -> when it was last heard of (monotonic)
-        self._pids: dict[str, int] = {}
-        self.refused = 0
+    def __init__(self, config: Config, run_dir: RunDir, order: TaskOrder) -> None:
+        self._fsync, self._journal = config.queue.fsync, Journal(run_dir.journal)
+        self.ledger = _replayed(config, order, self._journal.recovered)
+        # By group and lease: trajectories that were not taken yet. The journal has them all.
+        self._frames: dict[int, dict[int, Any]] = {}
+        self._unwritten: list[ev.AnyEvent] = []  # decided, and the disk did not take them yet
+        self._disk_fault = ""
+        self._written = self._synced = 0  # deliveries
+        self._sync_lock = asyncio.Lock()
         self._changed = asyncio.Condition()
-        self._waits: set[asyncio.Task[None]] = set()
+        self.refused = 0
         self._decoder = msgspec.msgpack.Decoder(messages.Request)
         self._encoder = msgspec.msgpack.Encoder()
-        self._recover()
         self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket: Any = self._context.socket(zmq.ROUTER)  # its methods are half typed
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else an answer to who left is dropped without a word
-        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a client that reconnects keeps its name
         self._socket.setsockopt(zmq.MAXMSGSIZE, MOST_FRAME_BYTES)
-        self._socket.set_hwm(0)
-        url = address(config, run_dir)
-        try:
-            self._socket.bind(url)
-        except zmq.ZMQError as error:
-            raise UserError(f"queue.listen = {url!r}: {error.strerror}; choose an address that is free") from error
-        bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        # Written whole, then renamed: who waits for the file never reads half of it.
-        draft = run_dir.root / f".queue.url.{os.getpid()}"
-        draft.write_text(bound + "\n")
-        draft.rename(run_dir.root / "queue.url")
-        log.info("serves %s: %d tasks, %d held out", bound, len(tasks), len(heldout))
+        self._socket.set_hwm(0)  # back-pressure is by leases; a full pipe would drop answers
+        url = address.bind(self._socket, config.queue.listen, run_dir)
+        log.info(
+            "serves %s: version %d, %d groups ready, %d leases running, %d events replayed",
+            url,
+            self.ledger.state.version,
+            len(self.ledger.state.ready),
+            len(self.ledger.state.running),
+            len(self._journal.recovered),
+        )
 
-    def _recover(self) -> None:
-        count = 0
-        for event in self._journal.replay():
-            self.ledger.apply(event)
-            count += 1
-        for group in (*self.ledger.ready, *self.ledger.taken):
-            for ended in self.ledger.groups[group].ended():
-                if ended.where is not None:
-                    self._hold(ended.lease, self._journal.read(ended.where))
-        for group in self.ledger.groups.values():
-            if not group.complete():
-                for ended in group.ended():
-                    if ended.where is not None:
-                        self._hold(ended.lease, self._journal.read(ended.where))
-        for running in self.ledger.running.values():
-            self._seen[running.owner] = time.monotonic()
-        if count:
-            log.info(
-                "replayed %d events: version %d, %d groups ready", count, self.ledger.version, len(self.ledger.ready)
-            )
-
-    # -- the socket ----------------------------------------------------------------------------------------------------
-
-    async def receive(self, group: asyncio.TaskGroup) -> None:
-        while True:
-            frames = await self._socket.recv_multipart(copy=False)
-            identity, number = frames[0].bytes, frames[1].bytes if len(frames) > 1 else b""
-            try:
-                if len(frames) < 3 or len(number) != 8:
-                    raise Malformed(f"{len(frames)} frames; a request is [id of 8 bytes, message, payload...]")
-                request = self._decoder.decode(frames[2].buffer)
-                payload = [frame.buffer for frame in frames[3:]]
-            except (msgspec.DecodeError, Malformed) as error:
-                await self._refuse(identity, number, str(error))
-                continue
-            wait = group.create_task(self._answer(identity, number, request, payload))
-            self._waits.add(wait)
-            wait.add_done_callback(self._waits.discard)
-
-    async def _answer(self, identity: bytes, number: bytes, request: Any, payload: list[Any]) -> None:
-        try:
-            answer, frames = await self._handlers()[type(request)](request, payload)
-        except (Refusal, Malformed) as error:
-            await self._refuse(identity, number, f"{type(request).__name__}: {error}")
-            return
-        await self._send(identity, number, answer, frames)
-
-    async def _refuse(self, identity: bytes, number: bytes, why: str) -> None:
-        self.refused += 1
-        log.warning("refused: %s", why)
-        await self._send(identity, number, messages.Refused(why=why), [])
-
-    async def _send(self, identity: bytes, number: bytes, answer: Any, frames: list[bytes]) -> None:
-        # A client that is gone asks again when it is back.
-        with contextlib.suppress(zmq.ZMQError):
-            await self._socket.send_multipart([identity, number, self._encoder.encode(answer), *frames], copy=False)
-
-    def _handlers(self) -> dict[type, Callable[[Any, list[Any]], Any]]:
-        return {
-            messages.Hello: self._hello,
-            messages.Ask: self._ask,
-            messages.Deliver: self._deliver,
-            messages.GiveBack: self._give_back,
-            messages.Beat: self._beat,
-            messages.Publish: self._publish,
-            messages.AskWeights: self._ask_weights,
-            messages.Take: self._take,
-            messages.Settle: self._settle,
-            messages.Checkpointed: self._checkpointed,
-            messages.Evaluate: self._evaluate,
-            messages.Drain: self._drain,
-            messages.AskStatus: self._status,
-        }
-
-    def cancel_waits(self) -> None:
-        for wait in self._waits:
-            wait.cancel()
+    async def serve(self, stop: asyncio.Event) -> None:
+        await self._record()
+        async with asyncio.TaskGroup() as group:
+            serving = group.create_task(self._serve_for_ever())
+            await stop.wait()
+            serving.cancel()
+        log.info("stops at version %d; the journal has everything", self.ledger.state.version)
 
     def close(self) -> None:
+        if self._fsync != "never":
+            self._journal.sync()
         self._journal.close()
-        self._socket.close(linger=500)
-        self._context.term()
+        self._context.destroy(linger=500)
+
+    async def _serve_for_ever(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch())
+            while True:
+                frames = await self._socket.recv_multipart(copy=False)
+                group.create_task(self._answer(frames))
+
+    # -- one request ---------------------------------------------------------------------------------------------------
+
+    async def _answer(self, frames: list[Any]) -> None:
+        client, number = frames[0].bytes, frames[1].bytes if len(frames) > 1 else b""
+        try:
+            if len(frames) < 3 or len(number) != 8:
+                raise Malformed(f"{len(frames)} frames; a request is [id of 8 bytes, message, payload...]")
+            request = self._decoder.decode(frames[2].buffer)
+            answer, payload = await self._handle(request, int.from_bytes(number), [f.buffer for f in frames[3:]])
+        except (msgspec.DecodeError, Malformed) as error:
+            answer, payload = messages.Refused(why=f"malformed request: {error}"), []
+        if isinstance(answer, messages.Refused):
+            self.refused += 1
+            log.warning("refused: %s", answer.why)
+        # A client that is gone asks again under the same number when it is back.
+        with contextlib.suppress(zmq.ZMQError):
+            await self._socket.send_multipart([client, number, self._encoder.encode(answer), *payload], copy=False)
+
+    async def _handle(self, request: messages.Request, number: int, payload: list[Any]) -> Reply:
+        match request:
+            case messages.Hello():
+                return await self._hello(request, number)
+            case messages.Ask():
+                return await self._ask(request, number)
+            case messages.Deliver():
+                return await self._deliver(payload)
+            case messages.AskWeights():
+                return await self._ask_weights(request)
+            case messages.Take():
+                return await self._take(request)
+            case messages.Settle():
+                return await self._saved(self.ledger.settle(request.groups, request.fates, request.version))
+            case messages.AskStatus():
+                status = self.ledger.status(self.refused)
+                status.why = self._disk_fault or status.why
+                return status, []
+            case messages.GiveBack():
+                self.ledger.give_back(request.name, request.leases, request.reason)
+            case messages.Beat():
+                self.ledger.beat(request.beat, time.monotonic())
+            case messages.Publish():
+                self.ledger.publish(request.weights)
+            case messages.Checkpointed():
+                self.ledger.checkpointed(request.version)
+            case messages.Evaluate():
+                self.ledger.evaluate(request.version)
+            case messages.Drain():
+                self.ledger.drain(request.done)
+        return await self._saved(messages.Ok())
+
+    async def _saved(self, answer: messages.Answer) -> Reply:
+        await self._record()
+        return answer, []
+
+    async def _hello(self, request: messages.Hello, number: int) -> Reply:
+        answer = self.ledger.hello(request.role, request.name, number, request.version, time.monotonic())
+        log.info("%s %s (pid %d) is here", request.role, request.name, request.pid)
+        return await self._saved(answer)
+
+    async def _ask(self, request: messages.Ask, number: int) -> Reply:
+        def attempt() -> messages.Granted | None:
+            if self._disk_fault:
+                return None
+            granted = self.ledger.ask(request.name, request.room, number, time.monotonic())
+            return granted if granted.leases or granted.done else None
+
+        granted = await self._until(attempt, request.wait_s)
+        if granted is None:
+            granted = messages.Granted(leases=[], why=self._disk_fault or self.ledger.why())
+        return await self._saved(granted)
+
+    async def _ask_weights(self, request: messages.AskWeights) -> Reply:
+        def attempt() -> messages.Newest | None:
+            state = self.ledger.state
+            # Older ones than the asker has are news too when the learner was set back to a checkpoint.
+            back = state.weights is not None and state.weights.version < request.newer_than <= state.highest
+            news = state.weights is not None and (state.weights.version > request.newer_than or back)
+            return (
+                messages.Newest(weights=state.weights if news else None, done=state.done)
+                if news or state.done
+                else None
+            )
+
+        return await self._until(attempt, request.wait_s) or messages.Newest(weights=None), []
+
+    async def _deliver(self, payload: list[Any]) -> Reply:
+        batch = decode(payload)
+        frames = payload if batch.num_rows == 1 else split(batch)
+        answer = messages.Accepted(leases=[])
+        for row, frame in zip(rows(batch), frames, strict=True):
+            place = await self._place(frame) if self.ledger.expects(row) else None
+            if place is None or not self.ledger.expects(row):  # it may have ended while the disk was full
+                self.ledger.duplicate(row)
+                answer.duplicates.append(row.lease)
+                continue
+            self.ledger.deliver(row, place)
+            answer.leases.append(row.lease)
+            if row.lease in self.ledger.state.delivered:
+                self._frames.setdefault(row.group, {})[row.lease] = frame
+            elif row.group not in self.ledger.state.groups:
+                self._frames.pop(row.group, None)
+        await self._record()
+        await self._durable()
+        return answer, []
+
+    async def _take(self, request: messages.Take) -> Reply:
+        def attempt() -> list[messages.TakenGroup] | None:
+            groups = self.ledger.take(request.room, request.held)
+            return groups if groups or self.ledger.exhausted() else None
+
+        groups = await self._until(attempt, request.wait_s) or []
+        frames: list[Any] = []
+        for group in groups:
+            here = self._frames.pop(group.group, {})
+            frames += [here.get(lease) or self._journal.read(self.ledger.place(lease)) for lease in group.leases]
+        await self._record()
+        why = "" if groups else self._disk_fault or self.ledger.waiting_for()
+        return messages.Taken(groups=groups, why=why, done=not groups and self.ledger.exhausted()), frames
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
-    async def _record(self, happened: list[events.LedgerEvent]) -> None:
-        """Journal what the ledger decided, and wake whoever waits for a change."""
-        if not happened:
-            return
-        self._journal.append(happened)
-        async with self._changed:
-            self._changed.notify_all()
-
-    async def _until(self, attempt: Callable[[], Any], seconds: float) -> Any:
+    async def _until(self, attempt: Callable[[], T | None], seconds: float) -> T | None:
         """The first result of `attempt` that is not None, tried at each change; None after `seconds`."""
+        if (at_once := attempt()) is not None or seconds <= 0:
+            return at_once
         try:
             async with asyncio.timeout(seconds), self._changed:
                 while (result := attempt()) is None:
@@ -220,223 +234,75 @@ class Broker:
         except TimeoutError:
             return None
 
-    async def watch(self) -> None:
-        """Leases past their deadline and rollouters not heard of: what they held goes back."""
+    async def _record(self) -> None:
+        """Return once all that was decided so far is written; wakes whoever waits for a change."""
+        if not self.ledger.events and not self._unwritten:
+            return
+        self._unwritten += self.ledger.events
+        self.ledger.events.clear()
+
+        def write() -> None:
+            self._journal.append(self._unwritten)
+            self._unwritten.clear()
+
+        await self._on_disk(write)
+        await self._notify()
+
+    async def _place(self, frame: Any) -> ev.Place:
+        return await self._on_disk(lambda: self._journal.append_trajectory(frame))
+
+    async def _on_disk(self, write: Callable[[], T]) -> T:
+        """`write`, again and again while the disk does not take it; meanwhile no lease is granted."""
+        began = time.monotonic()
         while True:
-            await asyncio.sleep(0.5)
-            self._journal.tick()
-            await self._return(self.ledger.expired(time.time()), "deadline")
+            try:
+                result = write()
+            except OSError as error:
+                self._disk_fault = f"the journal cannot be written: {error.strerror}; make room on its disk"
+                log.error("waiting for the disk for %.0f s: %s", time.monotonic() - began, self._disk_fault)
+                await asyncio.sleep(DISK_SECONDS)
+                continue
+            if self._disk_fault:
+                log.info("the journal can be written again")
+                self._disk_fault = ""
+                await self._notify()
+            return result
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _durable(self) -> None:
+        """With fsync = "delivery": on disk before it is acknowledged. One fsync serves all that wait for one."""
+        self._written += 1
+        mine = self._written
+        if self._fsync != "delivery":
+            return
+        async with self._sync_lock:
+            if self._synced < mine:
+                up_to = self._written
+                await asyncio.to_thread(self._journal.sync)
+                self._synced = up_to
+
+    async def _watch(self) -> None:
+        """Deadlines, silent owners, and the fsync of every second."""
+        synced = time.monotonic()
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
             now = time.monotonic()
-            for owner in [owner for owner, seen in self._seen.items() if now - seen > OWNER_SECONDS]:
-                await self._forget(owner, "owner gone")
+            self.ledger.expire(now)
+            await self._record()
+            if self._fsync == "interval" and now - synced >= 1.0:
+                await asyncio.to_thread(self._journal.sync)
+                synced = now
 
-    async def _forget(self, owner: str, reason: str) -> None:
-        leases = [running.lease for running in self.ledger.owned(owner)]
-        if leases:
-            log.warning("%s: %d leases of %s go back", reason, len(leases), owner)
-        await self._return(leases, reason)
-        self._seen.pop(owner, None)
-        self._beats.pop(owner, None)
 
-    async def _return(self, leases: list[int], reason: str) -> None:
-        tokens = {
-            lease: count
-            for beat in self._beats.values()
-            for lease, count in zip(beat.leases, beat.tokens_in_flight, strict=False)
-        }
-        await self._record(self.ledger.give_back(leases, reason, tokens))
-
-    # -- rollouters ----------------------------------------------------------------------------------------------------
-
-    async def _hello(self, request: messages.Hello, _: list[Any]) -> tuple[Any, list[bytes]]:
-        if request.role == "learner":
-            await self._record(self.ledger.rewind(request.version))
-            self._reload()
-        elif request.role == "rollouter":
-            if self._pids.get(request.name, request.pid) != request.pid:
-                await self._forget(request.name, "owner restarted")
-            self._pids[request.name] = request.pid
-            self._seen[request.name] = time.monotonic()
-        log.info("%s %s (pid %d) is here", request.role, request.name, request.pid)
-        welcome = messages.Welcome(
-            run=self._run, seed=self._config.run.seed, version=self.ledger.version, weights=self._weights
-        )
-        return welcome, []
-
-    async def _ask(self, request: messages.Ask, _: list[Any]) -> tuple[Any, list[bytes]]:
-        self._seen[request.name] = time.monotonic()
-        why = ""
-
-        def attempt() -> list[events.LedgerEvent] | None:
-            nonlocal why
-            if self.ledger.done:
-                return []
-            happened, why = self.ledger.grant(request.name, request.room, time.time(), self._bytes)
-            return happened or None
-
-        happened = await self._until(attempt, request.wait_s) or []
-        await self._record(happened)
-        leases = [self._lease(event) for event in happened if isinstance(event, events.Granted)]
-        return messages.Granted(leases=leases, why=why, done=self.ledger.done), []
-
-    def _lease(self, event: events.Granted) -> messages.Lease:
-        group = self.ledger.groups[event.group]
-        heldout = group.heldout is not None
-        return messages.Lease(
-            lease=event.lease,
-            group=event.group,
-            member=event.member,
-            attempt=event.attempt,
-            task=(self._heldout if heldout else self._tasks)[group.task],
-            seed=sample_seed(self._config.run.seed, event.group, event.member, event.attempt, heldout),
-            min_version=self.ledger.min_version(event.group),
-            deadline_s=event.deadline - event.at,
-            heldout=heldout,
-        )
-
-    async def _deliver(self, request: messages.Deliver, payload: list[Any]) -> tuple[Any, list[bytes]]:
-        self._seen[request.name] = time.monotonic()
-        batch = decode(payload)
-        arrived = rows(batch)
-        if len(arrived) != 1:
-            raise Malformed(f"{len(arrived)} trajectories in one delivery; send one at a time")
-        row = arrived[0]
-        running = self.ledger.running.get(row.lease)
-        if running is None:
-            happened = self.ledger.deliver(row.lease, row.tokens, row.outcome, row.reward, None)
-        else:
-            happened = self._accept(row, payload[0], running.group)
-        await self._record(happened)
-        self._journal.delivered()
-        duplicate = isinstance(happened[0], events.Duplicate)
-        return messages.Accepted(leases=[row.lease], duplicates=[row.lease] if duplicate else []), []
-
-    def _accept(self, row: Row, payload: Any, number: int) -> list[events.LedgerEvent]:
-        group = self.ledger.groups[number]
-        heldout = group.heldout is not None
-        frame = bytes(payload)
-        where = self._journal.append_trajectory(frame, heldout=heldout)
-        happened = self.ledger.deliver(row.lease, row.tokens, row.outcome, row.reward, where)
-        if number in self.ledger.groups:
-            if any(ended.lease == row.lease for ended in group.ended()) and not heldout:
-                self._hold(row.lease, frame)
-        else:  # a held-out one that was counted, or a group that nobody can be trained on
-            for ended in group.ended():
-                self._release(ended.lease)
-        return happened
-
-    def _hold(self, lease: int, frame: bytes) -> None:
-        if lease not in self._frames:
-            self._frames[lease] = frame
-            self._bytes += len(frame)
-
-    def _release(self, lease: int) -> None:
-        self._bytes -= len(self._frames.pop(lease, b""))
-
-    def _reload(self) -> None:
-        """After a rewind: trajectories that were consumed are needed again."""
-        for group in self.ledger.ready:
-            for ended in self.ledger.groups[group].ended():
-                if ended.lease not in self._frames and ended.where is not None:
-                    self._hold(ended.lease, self._journal.read(ended.where))
-
-    async def _give_back(self, request: messages.GiveBack, _: list[Any]) -> tuple[Any, list[bytes]]:
-        mine = {running.lease for running in self.ledger.owned(request.name)}
-        await self._return([lease for lease in request.leases if lease in mine], request.reason)
-        return messages.Ok(), []
-
-    async def _beat(self, request: messages.Beat, _: list[Any]) -> tuple[Any, list[bytes]]:
-        beat = request.beat
-        self._beats[beat.name] = beat
-        self._seen[beat.name] = time.monotonic()
-        held = set(beat.leases)
-        lost = [
-            running.lease
-            for running in self.ledger.owned(beat.name)
-            if running.lease not in held and time.time() - running.at > UNHELD_SECONDS
-        ]
-        await self._return(lost, "grant lost on the way")
-        return messages.Ok(), []
-
-    async def _ask_weights(self, request: messages.AskWeights, _: list[Any]) -> tuple[Any, list[bytes]]:
-        def attempt() -> messages.Weights | bool | None:
-            if self.ledger.done:
-                return False
-            newer = self._weights is not None and self._weights.version > request.newer_than
-            return self._weights if newer else None
-
-        newest = await self._until(attempt, request.wait_s)
-        return messages.Newest(weights=newest or None, done=self.ledger.done), []
-
-    # -- the learner ---------------------------------------------------------------------------------------------------
-
-    async def _publish(self, request: messages.Publish, _: list[Any]) -> tuple[Any, list[bytes]]:
-        self._weights = request.weights
-        happened = self.ledger.publish(request.weights.version)
-        await self._record(happened)
-        if not happened:  # version 0, or a resumed learner's: waiters for weights must hear of it all the same
-            async with self._changed:
-                self._changed.notify_all()
-        return messages.Ok(), []
-
-    async def _take(self, request: messages.Take, _: list[Any]) -> tuple[Any, list[bytes]]:
-        await self._until(lambda: True if self.ledger.ready or self._lost(request.held) else None, request.wait_s)
-        happened = self.ledger.take(request.room, request.held)
-        await self._record(happened)
-        taken = [group for event in happened if isinstance(event, events.Taken) for group in event.groups]
-        groups, frames = [], []
-        for group in taken:
-            leases = [ended.lease for ended in self.ledger.groups[group].ended()]
-            groups.append(messages.TakenGroup(group=group, leases=leases, frames=[1] * len(leases)))
-            frames.extend(self._frames[lease] for lease in leases)
-        why = "" if taken else self._why_no_group()
-        return messages.Taken(groups=groups, why=why, done=self.ledger.done), frames
-
-    def _lost(self, held: list[int]) -> bool:
-        return bool(set(self.ledger.taken) - set(held))
-
-    def _why_no_group(self) -> str:
-        ledger = self.ledger
-        if not self._seen:
-            return "no rollouter is here"
-        return (
-            f"no complete group: {len(ledger.running)} trajectories run on {len(self._seen)} rollouters; "
-            f"{ledger.why(self._bytes) or 'leases flow'}"
-        )
-
-    async def _settle(self, request: messages.Settle, _: list[Any]) -> tuple[Any, list[bytes]]:
-        happened = self.ledger.settle(request.groups, request.fates, request.version)
-        for fate in request.fates if happened else []:
-            self._release(fate.lease)
-        await self._record(happened)
-        return messages.Ok(), []
-
-    async def _checkpointed(self, request: messages.Checkpointed, _: list[Any]) -> tuple[Any, list[bytes]]:
-        await self._record(self.ledger.checkpoint(request.version))
-        return messages.Ok(), []
-
-    # -- the supervisor ------------------------------------------------------------------------------------------------
-
-    async def _evaluate(self, request: messages.Evaluate, _: list[Any]) -> tuple[Any, list[bytes]]:
-        await self._record(self.ledger.evaluate(request.version, len(self._heldout)))
-        return messages.Ok(), []
-
-    async def _drain(self, request: messages.Drain, _: list[Any]) -> tuple[Any, list[bytes]]:
-        await self._record(self.ledger.drain(request.done))
-        return messages.Ok(), []
-
-    async def _status(self, request: messages.AskStatus, _: list[Any]) -> tuple[Any, list[bytes]]:
-        ledger = self.ledger
-        status = messages.Status(
-            version=ledger.version,
-            tokens=ledger.tokens,
-            trajectories=ledger.trajectories,
-            leases=ledger.leases,
-            groups_ready=len(ledger.ready),
-            bytes_held=self._bytes,
-            rollouters=list(self._beats.values()),
-            heldout=list(ledger.heldout.values()),
-            why=ledger.why(self._bytes),
-            refused=self.refused,
-        )
-        return status, []
+def _replayed(config: Config, order: TaskOrder, recovered: list[ev.AnyEvent]) -> Ledger:
+    state = LedgerState()
+    for event in recovered:
+        state.apply(event)
+    if state.begun is not None and state.begun.tasks != order.digest():
+        raise UserError("tasks.train, tasks.heldout or run.seed differ from those this run began with; use a new --dir")
+    ledger = Ledger(config, order, state)
+    ledger.resume(time.monotonic())
+    return ledger

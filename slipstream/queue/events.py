@@ -1,116 +1,143 @@
-"""What can happen to the ledger. An event says what was decided; applying it decides nothing.
+"""The ledger's transitions, one small record each: what the journal writes and replays.
 
-Invariant: the ledger's state is a function of its events in order: replaying a journal gives the state back.
+Invariant: an event holds everything its transition depends on (also what the config decided at the time), so that
+applying the same events gives the same state without config, tasks or clocks.
 """
 
 import msgspec
 
-from slipstream.queue.messages import Fate
-from slipstream.trajectory import Outcome
+from slipstream.queue.messages import Fate, Weights
+from slipstream.trajectory import Outcome, VersionRun
 
 
-class Event(msgspec.Struct, tag=True, kw_only=True, omit_defaults=True):
-    """Base: the tag is the class name."""
-
-
-class Opened(Event):
-    """A group was opened: training on task number `task`, or held-out at `version`."""
-
-    group: int
-    task: int
-    members: int
-    heldout: int | None = None  # the version evaluated, None for training
-
-
-class Granted(Event):
-    lease: int
-    group: int
-    member: int
-    attempt: int
-    owner: str
-    at: float  # Unix time
-    deadline: float  # Unix time
-
-
-class Locator(msgspec.Struct, array_like=True, frozen=True):
-    """Where the journal holds a delivered trajectory."""
+class Place(msgspec.Struct, array_like=True, frozen=True):
+    """Where a trajectory's record lies in the journal: `length` payload bytes at `offset` of a segment."""
 
     segment: int
     offset: int
     length: int
 
 
-class Delivered(Event):
+class Grant(msgspec.Struct, array_like=True, frozen=True):
     lease: int
-    tokens: int
-    outcome: Outcome
-    reward: float | None
-    where: Locator | None = None
+    group: int
+    member: int
+    attempt: int
 
 
-class Duplicate(Event):
-    lease: int
+class Event(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """Base: the tag is the class name."""
 
 
-class Returned(Event):
+class RunBegun(Event, frozen=True):
+    """First in every log. `tasks` is a digest: group numbers mean nothing under other tasks."""
+
+    run: str
+    seed: int
+    tasks: str
+
+
+class GroupOpened(Event, frozen=True):
+    group: int
+    task: str
+    size: int
+
+
+class EvaluationOpened(Event, frozen=True):
+    """A group of one for every held-out task, numbered from `first`."""
+
+    version: int
+    first: int
+    tasks: list[str]
+
+
+class LeasesGranted(Event, frozen=True):
+    """`request`: the Ask that they answer; the same Ask sent again gets the same leases."""
+
+    request: int
+    owner: str
+    grants: list[Grant]
+
+
+class LeaseReturned(Event, frozen=True):
     lease: int
     reason: str
-    tokens: int = 0
+    tokens: int  # that its owner had sampled, as of the last heartbeat
 
 
-class Taken(Event):
+class TrajectoryDelivered(Event, frozen=True):
+    lease: int
+    tokens: int  # sampled
+    versions: list[VersionRun]  # sampled tokens by version
+    outcome: Outcome
+    reward: float | None
+    verdict: str  # "train" | "mask" | "retry": what the outcome's policy came to
+    place: Place
+
+
+class DuplicateArrived(Event, frozen=True):
+    """A delivery for a lease that had ended; dropped."""
+
+    lease: int
+
+
+class GroupsTaken(Event, frozen=True):
     groups: list[int]
 
 
-class Untaken(Event):
-    """Groups the learner does not hold any more come back, ahead of the others."""
+class GroupsUntaken(Event, frozen=True):
+    """The learner does not hold them (the answer was lost): ready again, ahead of the others."""
 
     groups: list[int]
 
 
-class Settled(Event):
-    groups: list[int]
+class FatesSettled(Event, frozen=True):
+    """Whole groups. With a version: consumed by the step that makes it; without: refunded."""
+
     fates: list[Fate]
-    version: int | None = None
+    version: int | None
 
 
-class Published(Event):
+class WeightsPublished(Event, frozen=True):
+    weights: Weights
+
+
+class RollouterJoined(Event, frozen=True):
+    name: str
+    request: int  # of its Hello: the same Hello sent again is no second process
+
+
+class LearnerJoined(Event, frozen=True):
+    """The learner starts at `version`: what was consumed for later ones, or taken only, is handed out again."""
+
+    name: str
+    request: int
+    version: int
+    unseen: int  # groups that its checkpoint has consumed and this ledger never saw
+
+
+class ConsumptionFinal(Event, frozen=True):
     version: int
 
 
-class Checkpointed(Event):
-    version: int
-
-
-class Rewound(Event):
-    """The learner is at `version` again: what was consumed for later ones is ready again, in the same order."""
-
-    version: int
-
-
-class Evaluated(Event):
-    """An evaluation was asked for: `tasks` held-out tasks at `version`."""
-
-    version: int
-    tasks: int
-
-
-class Drained(Event):
+class Drained(Event, frozen=True):
     done: bool
 
 
-LedgerEvent = (
-    Opened
-    | Granted
-    | Delivered
-    | Duplicate
-    | Returned
-    | Taken
-    | Untaken
-    | Settled
-    | Published
-    | Checkpointed
-    | Rewound
-    | Evaluated
+AnyEvent = (
+    RunBegun
+    | GroupOpened
+    | EvaluationOpened
+    | LeasesGranted
+    | LeaseReturned
+    | TrajectoryDelivered
+    | DuplicateArrived
+    | GroupsTaken
+    | GroupsUntaken
+    | FatesSettled
+    | WeightsPublished
+    | RollouterJoined
+    | LearnerJoined
+    | ConsumptionFinal
     | Drained
 )

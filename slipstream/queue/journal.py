@@ -1,196 +1,229 @@
 """The journal: what the queue must not lose, on disk, append-only.
 
-    ledger.log              "SLPLOG1\\n", then frames of msgpack events (`events.py`)
-    trajectories-NNNNN.seg  "SLPTRJ1\\n", then frames of Arrow IPC streams (`wire.py`), one delivery each
-    heldout-NNNNN.seg       the same, for evaluations
+    ledger.log                "SLPLOG1\\n", then frames of msgpack events (`events.py`)
+    trajectories-NNNNN.arrow  "SLPTRJ1\\n", then frames of Arrow IPC streams (`wire.py`), one trajectory each
 
 A frame is [length uint32][CRC-32 uint32][payload], little-endian. Invariant: a trajectory is written before the event
-that says it was delivered, and an answer to a delivery is sent after both. On opening, each file is cut at the end of
-its last whole frame, and what was cut is reported.
+that says it was delivered, so the log says what counts: opening cuts it at the last whole event whose trajectory is
+whole too, cuts the segments at the last trajectory it names, and reports both.
 """
 
+import fcntl
 import logging
 import os
 import struct
-import time
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any
 
 import msgspec
 
-from slipstream.queue import events
-from slipstream.queue.messages import Accounts, LeaseCounts
+from slipstream.errors import UserError
+from slipstream.queue import events as ev
 
 log = logging.getLogger(__name__)
 
 LOG_HEADER, SEGMENT_HEADER = b"SLPLOG1\n", b"SLPTRJ1\n"
 FRAME = struct.Struct("<II")
 SEGMENT_BYTES = 256 << 20  # a new segment is begun after this much
-SYNC_SECONDS = 1.0
 
-Fsync = Literal["delivery", "interval", "never"]
-
-
-class JournalError(Exception):
-    """A file that is no journal of ours; says which and why."""
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(ev.AnyEvent)
 
 
 class FrameFile:
-    """One append-only file of frames; opening cuts a torn tail."""
+    """An append-only file of frames. An append that fails leaves no part of itself behind."""
 
     def __init__(self, path: Path, header: bytes) -> None:
         self.path = path
-        if not path.exists():
-            path.write_bytes(header)
-        end = header_checked(path, header)
-        for offset, payload in read_frames(path, header):
-            end = offset + FRAME.size + len(payload)
-        torn = path.stat().st_size - end
-        if torn:
-            log.warning("%s: cut %d bytes after the last whole record at %d", path.name, torn, end)
-            os.truncate(path, end)
-        self.size = end
-        self._file: BinaryIO = path.open("ab", buffering=0)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self.size = os.fstat(self._fd).st_size
+        if self.size < len(header):  # new, or torn while it was made
+            os.ftruncate(self._fd, 0)
+            self.size = 0
+            self._write([memoryview(header)])
+            _sync_folder(path.parent)
+        _check_header(path, header)
 
-    def append(self, payload: Any) -> tuple[int, int]:
-        """Write a frame; (offset of the payload, length)."""
-        view = memoryview(payload)
-        frame = FRAME.pack(view.nbytes, zlib.crc32(view))
-        written = self._file.write(frame + view.tobytes() if view.nbytes < 4096 else frame)
-        if view.nbytes >= 4096:
-            written = self._file.write(view)
-        if written is None or written < min(view.nbytes, 1):
-            raise OSError(f"{self.path}: short write")
+    def append(self, payloads: Sequence[Any]) -> int:
+        """Write a frame for each payload, all or none; the offset of the first payload. Raises OSError."""
+        parts: list[memoryview] = []
+        for payload in payloads:
+            view = memoryview(payload).cast("B")
+            parts += [memoryview(FRAME.pack(view.nbytes, zlib.crc32(view))), view]
         offset = self.size + FRAME.size
-        self.size = offset + view.nbytes
-        return offset, view.nbytes
+        self._write(parts)
+        return offset
+
+    def _write(self, parts: list[memoryview]) -> None:
+        left = parts
+        try:
+            while left:
+                written = os.writev(self._fd, left[:64])  # a system call takes only so many, and may write less
+                while left and written >= left[0].nbytes:
+                    written -= left[0].nbytes
+                    left = left[1:]
+                if written:
+                    left = [left[0][written:], *left[1:]]
+        except OSError:
+            os.ftruncate(self._fd, self.size)
+            raise
+        self.size += sum(part.nbytes for part in parts)
+
+    def cut(self, size: int) -> int:
+        """The bytes cut off."""
+        torn = self.size - size
+        if torn:
+            os.ftruncate(self._fd, size)
+            self.size = size
+        return torn
 
     def sync(self) -> None:
-        os.fdatasync(self._file.fileno())
+        os.fdatasync(self._fd)
+
+    def lock(self) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{self.path}: another queue writes it; stop that one, or use another --dir") from None
 
     def close(self) -> None:
-        self._file.close()
+        os.close(self._fd)
 
 
-def header_checked(path: Path, header: bytes) -> int:
+def _sync_folder(folder: Path) -> None:
+    """A file is on disk once its name is."""
+    fd = os.open(folder, os.O_RDONLY)
+    os.fsync(fd)
+    os.close(fd)
+
+
+def _check_header(path: Path, header: bytes) -> None:
     with path.open("rb") as file:
         found = file.read(len(header))
     if found != header:
-        raise JournalError(f"{path} begins with {found!r}, not {header!r}: it was written by another version")
-    return len(header)
+        raise UserError(f"{path} begins with {found!r}, not {header!r}: another version wrote it; use a new --dir")
 
 
 def read_frames(path: Path, header: bytes) -> Iterator[tuple[int, bytes]]:
-    """(offset of the frame, payload) of each whole frame, up to the first that is torn."""
+    """(offset of the payload, payload) of each whole frame, up to the first that is torn."""
+    if path.stat().st_size < len(header):
+        return
+    _check_header(path, header)
     with path.open("rb") as file:
         file.seek(len(header))
-        while True:
-            offset = file.tell()
-            head = file.read(FRAME.size)
-            if len(head) < FRAME.size:
-                return
+        while len(head := file.read(FRAME.size)) == FRAME.size:
             length, crc = FRAME.unpack(head)
             payload = file.read(length)
-            if len(payload) < length or zlib.crc32(payload) != crc:
+            if not length or len(payload) < length or zlib.crc32(payload) != crc:
                 return
-            yield offset, payload
+            yield file.tell() - length, payload
+
+
+def read_events(folder: Path) -> Iterator[tuple[int, ev.AnyEvent]]:
+    """(where it ends in the log, event), in order; also while the run goes on."""
+    path = folder / "ledger.log"
+    for offset, payload in read_frames(path, LOG_HEADER):
+        try:
+            yield offset + len(payload), _decoder.decode(payload)
+        except msgspec.DecodeError as error:
+            raise UserError(
+                f"{path}: another version wrote the event at {offset} ({error}); use a new --dir"
+            ) from error
+
+
+def segment_path(folder: Path, segment: int) -> Path:
+    return folder / f"trajectories-{segment:05d}.arrow"
+
+
+def read_trajectories(folder: Path) -> Iterator[Any]:
+    """Every delivered trajectory as a record batch of one row, in the order they came; also while the run goes on.
+    `slipstream.queue.is_heldout(group)` tells the evaluations'."""
+    from slipstream.queue.wire import decode
+
+    for _, event in read_events(folder):
+        if isinstance(event, ev.TrajectoryDelivered):
+            with segment_path(folder, event.place.segment).open("rb") as file:
+                file.seek(event.place.offset)
+                yield decode([file.read(event.place.length)])
 
 
 class Journal:
-    """Opens (or makes) the journal of a run. `replay()` first; then append."""
+    """Opens (or makes) the journal of a run, alone; `recovered` is what it holds."""
 
-    def __init__(self, folder: Path, fsync: Fsync) -> None:
+    def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._fsync = folder, fsync
+        self._folder = folder
         self._log = FrameFile(folder / "ledger.log", LOG_HEADER)
-        self._segments = {kind: self._open_last(kind) for kind in ("trajectories", "heldout")}
-        self._synced = time.monotonic()
-        self._encoder = msgspec.msgpack.Encoder()
+        self._log.lock()
+        self.recovered, end, ends = self._whole_events()
+        torn = self._log.cut(end)
+        for segment, path in _segments(folder).items():
+            if segment in ends:
+                file = FrameFile(path, SEGMENT_HEADER)
+                torn += file.cut(ends[segment])
+                file.close()
+            else:
+                torn += max(0, path.stat().st_size - len(SEGMENT_HEADER))
+                path.unlink()
+        if torn:
+            log.warning("%s: cut %d bytes that were torn or that no event names", folder, torn)
+        self.torn = torn
+        self._number = max(ends, default=0)
+        self._segment = FrameFile(segment_path(folder, self._number), SEGMENT_HEADER)
 
-    def _open_last(self, kind: str) -> FrameFile:
-        existing = sorted(self._folder.glob(f"{kind}-*.seg"))
-        return FrameFile(existing[-1] if existing else self._folder / f"{kind}-00000.seg", SEGMENT_HEADER)
+    def _whole_events(self) -> tuple[list[ev.AnyEvent], int, dict[int, int]]:
+        """The events up to the first whose trajectory is missing, where they end, and where each segment's
+        trajectories end. Only the last segment can be torn: the ones before were forced to disk."""
+        whole = {number: path.stat().st_size for number, path in _segments(self._folder).items()}
+        if whole:
+            last = max(whole)
+            frames = read_frames(segment_path(self._folder, last), SEGMENT_HEADER)
+            whole[last] = max((offset + len(payload) for offset, payload in frames), default=0)
+        found: list[ev.AnyEvent] = []
+        end, ends = len(LOG_HEADER), dict[int, int]()
+        for after, event in read_events(self._folder):
+            if isinstance(event, ev.TrajectoryDelivered):
+                place = event.place
+                if place.offset + place.length > whole.get(place.segment, 0):
+                    log.warning(
+                        "%s: the trajectory of lease %d is torn; the log ends before it", self._folder, event.lease
+                    )
+                    break
+                ends[place.segment] = place.offset + place.length
+            found.append(event)
+            end = after
+        return found, end, ends
 
-    def replay(self) -> Iterator[events.LedgerEvent]:
-        return read_events(self._folder)
+    def append_trajectory(self, payload: Any) -> ev.Place:
+        """Raises OSError, with nothing written, when the disk takes it not."""
+        if self._segment.size > SEGMENT_BYTES:
+            self._segment.sync()
+            following = FrameFile(segment_path(self._folder, self._number + 1), SEGMENT_HEADER)
+            self._segment.close()
+            self._segment, self._number = following, self._number + 1
+        offset = self._segment.append([payload])
+        return ev.Place(self._number, offset, memoryview(payload).nbytes)
 
-    def append_trajectory(self, payload: Any, *, heldout: bool) -> events.Locator:
-        kind = "heldout" if heldout else "trajectories"
-        segment = self._segments[kind]
-        number = int(segment.path.stem.rpartition("-")[2])
-        if segment.size > SEGMENT_BYTES:
-            segment.close()
-            number += 1
-            segment = self._segments[kind] = FrameFile(self._folder / f"{kind}-{number:05d}.seg", SEGMENT_HEADER)
-        offset, length = segment.append(payload)
-        return events.Locator(number, offset, length)
-
-    def append(self, happened: Sequence[events.LedgerEvent]) -> None:
-        for event in happened:
-            self._log.append(self._encoder.encode(event))
-
-    def delivered(self) -> None:
-        """Call before a delivery is acknowledged: makes it durable as the fsync policy says."""
-        if self._fsync == "delivery":
-            self.sync()
-
-    def tick(self) -> None:
-        if self._fsync == "interval" and time.monotonic() - self._synced > SYNC_SECONDS:
-            self.sync()
+    def append(self, happened: Sequence[ev.AnyEvent]) -> None:
+        """All or none. Raises OSError."""
+        self._log.append([_encoder.encode(event) for event in happened])
 
     def sync(self) -> None:
-        for file in (*self._segments.values(), self._log):  # trajectories before the events that name them
-            file.sync()
-        self._synced = time.monotonic()
+        """Force what was written to disk: trajectories before the events that name them."""
+        self._segment.sync()
+        self._log.sync()
 
-    def read(self, where: events.Locator) -> bytes:
-        """The payload of a delivered training trajectory."""
-        with (self._folder / f"trajectories-{where.segment:05d}.seg").open("rb") as file:
-            file.seek(where.offset)
-            return file.read(where.length)
+    def read(self, place: ev.Place) -> bytes:
+        with segment_path(self._folder, place.segment).open("rb") as file:
+            file.seek(place.offset)
+            return file.read(place.length)
 
     def close(self) -> None:
-        if self._fsync != "never":
-            self.sync()
-        for file in (*self._segments.values(), self._log):
-            file.close()
+        self._segment.close()
+        self._log.close()
 
 
-def read_events(folder: Path) -> Iterator[events.LedgerEvent]:
-    decoder = msgspec.msgpack.Decoder(events.LedgerEvent)
-    path = folder / "ledger.log"
-    header_checked(path, LOG_HEADER)
-    for _, payload in read_frames(path, LOG_HEADER):
-        yield decoder.decode(payload)
-
-
-def read_trajectories(folder: Path, kind: Literal["trajectories", "heldout"] = "trajectories") -> Iterator[Any]:
-    """Record batches of all deliveries, in the order they came; also while the run goes on."""
-    from slipstream.queue.wire import decode
-
-    for path in sorted(folder.glob(f"{kind}-*.seg")):
-        for _, payload in read_frames(path, SEGMENT_HEADER):
-            yield decode([payload])
-
-
-class RunAccounts(msgspec.Struct):
-    """The accounting identity of a run, recomputed from its journal."""
-
-    tokens: Accounts
-    trajectories: Accounts
-    leases: LeaseCounts
-
-    def holds(self) -> bool:
-        return self.tokens.holds() and self.trajectories.holds() and self.leases.holds()
-
-
-def accounts(folder: Path, config: Any) -> RunAccounts:
-    """Replays the ledger of the journal in `folder`; `config` is the run's Config."""
-    from slipstream.queue.broker import make_ledger
-
-    ledger = make_ledger(config, tasks=1)
-    for event in read_events(folder):
-        ledger.apply(event)
-    return RunAccounts(ledger.tokens, ledger.trajectories, ledger.leases)
+def _segments(folder: Path) -> dict[int, Path]:
+    return {int(path.stem.rpartition("-")[2]): path for path in sorted(folder.glob("trajectories-*.arrow"))}

@@ -1,452 +1,326 @@
-"""The ledger: who may produce what, what was delivered, and what became of it. A pure state machine.
+"""Who may generate what, what became of it, and when it is final: the queue's decisions, without sockets or disk.
 
-Invariants:
-- a lease ends exactly once: delivered, or returned; what arrives for a lease that ended is a duplicate;
-- accepted + running groups never exceed the gate's limit by an opening;
-- a group is handed to the learner once all its members ended, is held by it once, and is settled once per timeline;
-- generated = trained + masked + zero_signal + discarded + failed + in flight, in trajectories and in tokens.
-
-Decisions (`grant`, `deliver`, ...) return events after applying them; the caller journals them. Times are handed in.
+Invariant: every change of `state` is an event in `events` first, so the journal can repeat it; a lease ends exactly
+once; a trajectory is consumed once or discarded with a reason; no token over the cutoff is ever booked as trained.
+Times are handed in, in seconds of any one clock.
 """
 
-import random
-from collections import deque
-from collections.abc import Callable
+import logging
+import math
+from collections.abc import Iterable
+from itertools import chain, islice
+from typing import Literal
 
-import msgspec
+from slipstream.config import Config
+from slipstream.queue import events as ev
+from slipstream.queue.messages import (
+    Fate,
+    Granted,
+    Lease,
+    Ok,
+    Refused,
+    RollouterBeat,
+    Status,
+    TakenGroup,
+    Weights,
+    Welcome,
+)
+from slipstream.queue.row import Row
+from slipstream.queue.settling import refusal
+from slipstream.queue.state import LedgerState, Phase, Slot
+from slipstream.queue.tasks import TaskOrder, heldout_group, heldout_version, is_heldout
+from slipstream.staleness import Gate, sample_seed
 
-from slipstream.config import OutcomesSection
-from slipstream.queue import events
-from slipstream.queue.messages import Accounts, Fate, HeldoutResult, LeaseCounts
-from slipstream.staleness import Gate
-from slipstream.trajectory import Outcome
+log = logging.getLogger(__name__)
 
-
-class Member(msgspec.Struct):
-    """One of a group's trajectories: waiting for a lease, leased, or ended with the lease that delivered it."""
-
-    attempt: int = 0
-    ended: "Ended | None" = None
-
-
-class Ended(msgspec.Struct, frozen=True):
-    lease: int
-    tokens: int
-    outcome: Outcome
-    trains: bool  # by the outcome policy
-    where: events.Locator | None
-
-
-class Group(msgspec.Struct):
-    group: int
-    task: int
-    members: list[Member]
-    heldout: int | None
-
-    def complete(self) -> bool:
-        return all(member.ended is not None for member in self.members)
-
-    def ended(self) -> list[Ended]:
-        return [member.ended for member in self.members if member.ended is not None]
-
-
-class Running(msgspec.Struct, frozen=True):
-    lease: int
-    group: int
-    member: int
-    owner: str
-    at: float
-    deadline: float
-
-
-class Refusal(Exception):
-    """A request that contradicts the ledger; says how."""
+SILENCE_SECONDS = 15.0  # an owner that says nothing for so long is gone
+UNKNOWN_SECONDS = 10.0  # a lease granted so long ago that its owner's beat does not list never reached it
 
 
 class Ledger:
-    def __init__(
-        self,
-        *,
-        gate: Gate,
-        group_size: int,
-        tasks: int,
-        outcomes: OutcomesSection,
-        seed: int,
-        lease_seconds: float,
-        byte_budget: int,
-    ) -> None:
-        self.gate, self._group_size, self._tasks = gate, group_size, tasks
-        self._outcomes, self._seed = outcomes, seed
-        self._lease_seconds, self._byte_budget = lease_seconds, byte_budget
-        self.version = 0
-        self.groups: dict[int, Group] = {}
-        self.running: dict[int, Running] = {}
-        self.ready: deque[int] = deque()
-        self.taken: list[int] = []
-        self.consumed: dict[int, list[int]] = {}  # version -> groups, since the last checkpoint
-        self._fates: dict[int, list[Fate]] = {}  # group -> fates, of consumed ones
-        self._pending: deque[tuple[int, int]] = deque()  # (group, member) that wait for a lease
-        self._pending_heldout: deque[tuple[int, int]] = deque()
-        self._accepted = 0
-        self._open = 0  # training groups with members that have not ended
-        self._opened = 0  # training groups ever, which is where the task order stands
-        self._order: tuple[int, list[int]] = (-1, [])  # the epoch, and its tasks shuffled
-        self._next_group = 0
-        self._next_lease = 0
-        self.tokens, self.trajectories, self.leases = Accounts(), Accounts(), LeaseCounts()
-        self.heldout: dict[int, HeldoutResult] = {}
-        self.draining = self.done = False
-        self._appliers: dict[type, Callable[..., None]] = {
-            events.Opened: self._on_opened,
-            events.Granted: self._on_granted,
-            events.Delivered: self._on_delivered,
-            events.Duplicate: self._on_duplicate,
-            events.Returned: self._on_returned,
-            events.Taken: self._on_taken,
-            events.Untaken: self._on_untaken,
-            events.Settled: self._on_settled,
-            events.Published: self._on_published,
-            events.Checkpointed: self._on_checkpointed,
-            events.Rewound: self._on_rewound,
-            events.Evaluated: self._on_evaluated,
-            events.Drained: self._on_drained,
-        }
+    """Feed `state.apply` the journal's events first, then `resume`."""
 
-    def apply(self, event: events.LedgerEvent) -> None:
-        self._appliers[type(event)](event)
+    def __init__(self, config: Config, order: TaskOrder, state: LedgerState | None = None) -> None:
+        self.state = state or LedgerState()
+        self.events: list[ev.AnyEvent] = []  # not yet in the journal; the owner of the ledger empties it
+        self._config, self._order = config, order
+        self._gate = Gate(config.learner.batch, config.staleness.depth, config.staleness.cutoff)
+        self._granted_at: dict[int, float] = {}
+        self._seen: dict[str, float] = {}
+        self._beats: dict[str, RollouterBeat] = {}
+        if self.state.begun is None:
+            self._do(ev.RunBegun(config.run.name, config.run.seed, order.digest()))
 
-    # -- decisions -----------------------------------------------------------------------------------------------------
+    def resume(self, now: float) -> None:
+        """After a replay: leases that run have their whole time again, and their owners time to say so."""
+        for lease, running in self.state.running.items():
+            self._granted_at[lease] = self._seen[running.owner] = now
 
-    def grant(self, owner: str, room: int, now: float, bytes_held: int) -> tuple[list[events.LedgerEvent], str]:
-        """Lease up to `room` trajectories to `owner`: held-out ones first, then members of open groups, then new
-        groups as the gate lets in. The reason is '' unless nothing was granted."""
-        out: list[events.LedgerEvent] = []
-        why = ""
-        granted = 0
-        while granted < room and not why:
-            waiting = self._pending_heldout or self._pending
-            if not waiting:
-                why = self._why_closed(bytes_held)
-                if not why:
-                    self._decide(self._opening(), out)
-                continue
-            group, member = waiting[0]
-            lease = events.Granted(
-                lease=self._next_lease,
-                group=group,
-                member=member,
-                attempt=self.groups[group].members[member].attempt,
-                owner=owner,
-                at=now,
-                deadline=now + self._lease_seconds,
+    def _do(self, event: ev.AnyEvent) -> None:
+        self.state.apply(event)
+        self.events.append(event)
+
+    # -- processes -----------------------------------------------------------------------------------------------------
+
+    def hello(self, role: str, name: str, request: int, version: int, now: float) -> Welcome | Refused:
+        """A new process. The same Hello sent again (`request`) changes nothing."""
+        state = self.state
+        if role == "learner" and version < state.final:
+            return Refused(
+                why=f"the learner starts at version {version}, but consumption up to {state.final} is final and not "
+                f"handed out again; give it the checkpoint of version {state.final}, or use a new run directory"
             )
-            self._decide(lease, out)
-            granted += 1
-        return out, "" if granted else why
+        if state.hellos.get(name) != request:
+            if role == "learner":
+                unseen = max(0, version * self._config.learner.batch - self._consumed_up_to(version))
+                self._do(ev.LearnerJoined(name, request, version, unseen))
+            elif role == "rollouter":
+                self._do(ev.RollouterJoined(name, request))
+                for lease in self._leases_of(name):
+                    self._return(lease, "owner started anew")
+                self._seen[name] = now
+        return Welcome(
+            run=self._config.run.name, seed=self._config.run.seed, version=state.version, weights=state.weights
+        )
 
-    def why(self, bytes_held: int) -> str:
-        """Why no lease would be granted now; '' if one would."""
-        return "" if self._pending_heldout or self._pending else self._why_closed(bytes_held)
+    def _consumed_up_to(self, version: int) -> int:
+        later = (g for g in self.state.groups.values() if g.phase == Phase.CONSUMED and g.version > version)
+        return self.state.consumed - sum(1 for _ in later)
 
-    def _why_closed(self, bytes_held: int) -> str:
-        if self.draining:
-            return "the run drains: no new groups"
-        if bytes_held >= self._byte_budget:
+    def beat(self, beat: RollouterBeat, now: float) -> None:
+        self._seen[beat.name], self._beats[beat.name] = now, beat
+        known = set(beat.leases)
+        for lease in self._leases_of(beat.name):
+            if lease not in known and now - self._granted_at[lease] > UNKNOWN_SECONDS:
+                self._return(lease, "grant never arrived")
+
+    def expire(self, now: float) -> None:
+        """Return the leases whose time is over or whose owner has gone silent."""
+        silent = {name for name, seen in self._seen.items() if now - seen > SILENCE_SECONDS}
+        for lease, running in list(self.state.running.items()):
+            if running.owner in silent:
+                self._return(lease, "owner gone")
+            elif now - self._granted_at[lease] > self._config.queue.lease_seconds:
+                self._return(lease, "deadline passed")
+        for name in silent:
+            del self._seen[name]
+            self._beats.pop(name, None)
+
+    # -- leases --------------------------------------------------------------------------------------------------------
+
+    def ask(self, owner: str, room: int, request: int, now: float) -> Granted:
+        """Up to `room` leases. The same Ask sent again gets the same ones."""
+        self._seen[owner] = now
+        last = self.state.last_grants.get(owner)
+        if last is None or last.request != request:
+            slots = self._slots(room)
+            if not slots:
+                return Granted(leases=[], why=self.why(), done=self.state.done)
+            last = ev.LeasesGranted(request, owner, [self._grant(slot, i) for i, slot in enumerate(slots)])
+            self._do(last)
+            self._granted_at |= dict.fromkeys((grant.lease for grant in last.grants), now)
+        return Granted(leases=[self._lease(grant) for grant in last.grants if grant.lease in self.state.running])
+
+    def _slots(self, room: int) -> list[Slot]:
+        """Held-out first, then what is granted anew, then members of open groups; only then a group is opened."""
+        state = self.state
+        if state.done:
+            return []
+        if state.draining:
+            return state.heldout_slots[:room]
+        while True:
+            slots = list(islice(chain(state.heldout_slots, state.retried_slots, state.new_slots), max(0, room)))
+            if len(slots) >= room or self._closed():
+                return slots
+            task = self._order.train(state.next_group)
+            assert task is not None  # or it were closed
+            self._do(ev.GroupOpened(state.next_group, task.id, self._config.rollout.group))
+
+    def _grant(self, slot: Slot, index: int) -> ev.Grant:
+        member = self.state.groups[slot.group].members[slot.member]
+        return ev.Grant(self.state.next_lease + index, slot.group, slot.member, member.attempt)
+
+    def _lease(self, grant: ev.Grant) -> Lease:
+        heldout = is_heldout(grant.group)
+        return Lease(
+            lease=grant.lease,
+            group=grant.group,
+            member=grant.member,
+            attempt=grant.attempt,
+            task=self._order.of(grant.group),
+            seed=sample_seed(self._config.run.seed, grant.group, grant.member, grant.attempt),
+            min_version=heldout_version(grant.group) if heldout else self._gate.min_version(self.state.version),
+            deadline_s=self._config.queue.lease_seconds,
+            heldout=heldout,
+        )
+
+    def why(self) -> str:
+        """Why nothing is granted now; "" when leases flow."""
+        state = self.state
+        if state.done:
+            return "the run is over"
+        if state.heldout_slots:
+            return ""
+        if state.draining:
+            return "draining: leases that run may finish, no new ones"
+        return "" if state.retried_slots or state.new_slots else self._closed()
+
+    def _closed(self) -> str:
+        """Why no group is opened, naming the knob."""
+        state, config = self.state, self._config
+        counts = f"{state.accepted} groups accepted, {state.opened} running, version {state.version}"
+        if state.accepted + state.opened >= config.run.steps * config.learner.batch:
+            return f"run.steps = {config.run.steps} need no more: {counts}"
+        if self._order.train(state.next_group) is None:
+            return f"the tasks are out: {counts}"
+        if self._gate.capacity(state.version, state.accepted, state.opened) < 1:
+            return f"depth {config.staleness.depth} is full: {counts}; raise staleness.depth or speed up the learner"
+        if state.bytes_held >= config.queue.memory_mb << 20:
             return (
-                f"{bytes_held >> 20} MB of trajectories wait for the learner; raise queue.memory_mb "
-                f"({self._byte_budget >> 20}) or speed up the learner"
-            )
-        if self.gate.capacity(self.version, self._accepted, self._open) < 1:
-            return (
-                f"depth {self.gate.depth:g} is full: {self._accepted} groups accepted and {self._open} running at "
-                f"version {self.version}; the learner is the slower side, or raise staleness.depth"
+                f"memory is full: {state.bytes_held >> 20} MB wait for the learner; raise queue.memory_mb or speed up "
+                "the learner"
             )
         return ""
 
-    def _opening(self) -> events.Opened:
-        epoch, place = divmod(self._opened, self._tasks)
-        if self._order[0] != epoch:
-            order = list(range(self._tasks))
-            random.Random(f"{self._seed}/{epoch}").shuffle(order)
-            self._order = (epoch, order)
-        return events.Opened(group=self._next_group, task=self._order[1][place], members=self._group_size)
+    def give_back(self, owner: str, leases: Iterable[int], reason: str) -> None:
+        for lease in set(leases) & set(self._leases_of(owner)):
+            self._return(lease, reason)
 
-    def deliver(
-        self, lease: int, tokens: int, outcome: Outcome, reward: float | None, where: events.Locator | None
-    ) -> list[events.LedgerEvent]:
-        """A trajectory arrived; a duplicate if its lease ended before. Raises Refusal for a lease never granted."""
-        out: list[events.LedgerEvent] = []
-        if lease >= self._next_lease:
-            raise Refusal(f"lease {lease} was never granted")
-        if lease in self.running:
-            self._decide(events.Delivered(lease=lease, tokens=tokens, outcome=outcome, reward=reward, where=where), out)
-        else:
-            self._decide(events.Duplicate(lease=lease), out)
-        return out
+    def _leases_of(self, owner: str) -> list[int]:
+        return [lease for lease, running in self.state.running.items() if running.owner == owner]
 
-    def give_back(self, leases: list[int], reason: str, tokens: dict[int, int]) -> list[events.LedgerEvent]:
-        """Leases end without a trajectory; `tokens` is what was sampled under them, as far as known."""
-        out: list[events.LedgerEvent] = []
-        for lease in leases:
-            if lease in self.running:
-                self._decide(events.Returned(lease=lease, reason=reason, tokens=tokens.get(lease, 0)), out)
-        return out
+    def _return(self, lease: int, reason: str) -> None:
+        running = self.state.running[lease]
+        task = self.state.groups[running.slot.group].task
+        log.warning(
+            "lease %d (task %s, attempt %d) of %s returned: %s", lease, task, running.attempt, running.owner, reason
+        )
+        self._do(ev.LeaseReturned(lease, reason, self._tokens_in_flight(running.owner, lease)))
+        del self._granted_at[lease]
 
-    def take(self, room: int, held: list[int]) -> list[events.LedgerEvent]:
-        """Hand complete groups to the learner, first those it took before and does not hold."""
-        out: list[events.LedgerEvent] = []
+    def _tokens_in_flight(self, owner: str, lease: int) -> int:
+        beat = self._beats.get(owner)
+        return dict(zip(beat.leases, beat.tokens_in_flight, strict=False)).get(lease, 0) if beat else 0
+
+    # -- trajectories --------------------------------------------------------------------------------------------------
+
+    def expects(self, row: Row) -> bool:
+        """False: its lease has ended already (a duplicate, or late and granted anew), or was never granted."""
+        running = self.state.running.get(row.lease)
+        if running is None:
+            return False
+        group = self.state.groups[running.slot.group]
+        return (group.group, group.task, running.attempt) == (row.group, row.task, row.attempt)
+
+    def place(self, lease: int) -> ev.Place:
+        """Where the journal has the trajectory of a group that lives."""
+        slot = self.state.delivered[lease]
+        delivery = self.state.groups[slot.group].members[slot.member].delivery
+        assert delivery is not None
+        return delivery.place
+
+    def duplicate(self, row: Row) -> None:
+        log.warning("lease %d (task %s) was delivered after it had ended: dropped", row.lease, row.task)
+        self._do(ev.DuplicateArrived(row.lease))
+
+    def deliver(self, row: Row, place: ev.Place) -> None:
+        """A trajectory that `expects` let in and that lies in the journal at `place`."""
+        del self._granted_at[row.lease]
+        verdict = self._verdict(row)
+        if verdict != "train":
+            log.warning("lease %d (task %s) ended as %s: %s", row.lease, row.task, row.outcome, verdict)
+        self._do(ev.TrajectoryDelivered(row.lease, row.tokens, row.versions, row.outcome, row.reward, verdict, place))
+        if not is_heldout(row.group) and verdict == "mask" and row.group not in self.state.groups:
+            log.warning(
+                "group %d (task %s) is dropped: none of its trajectories may be trained on", row.group, row.task
+            )
+
+    def _verdict(self, row: Row) -> Literal["train", "mask", "retry"]:
+        policy: Literal["train", "mask", "retry"] = getattr(self._config.outcomes, row.outcome)
+        if policy == "train" and (row.reward is None or not math.isfinite(row.reward)):
+            return "mask"  # not scored: never a zero
+        if policy != "retry":
+            return policy
+        slot = self.state.running[row.lease].slot
+        spent = self.state.groups[slot.group].members[slot.member].retries
+        return "retry" if spent < self._config.outcomes.retries else "mask"
+
+    def take(self, room: int, held: Iterable[int]) -> list[TakenGroup]:
+        """Complete groups in the order they became so; first those that were taken and that the learner does not hold,
+        since the answer that brought them was lost."""
         holds = set(held)
-        lost = [group for group in self.taken if group not in holds]
-        if lost:
-            self._decide(events.Untaken(groups=lost), out)
-        chosen = list(self.ready)[:room]
-        if chosen:
-            self._decide(events.Taken(groups=chosen), out)
-        return out
+        if lost := [group.group for group in self.state.taken() if group.group not in holds]:
+            self._do(ev.GroupsUntaken(lost))
+        numbers = self.state.ready[: max(0, room)]
+        if numbers:
+            self._do(ev.GroupsTaken(numbers))
+        return [
+            TakenGroup(
+                group=group.group, leases=[d.lease for d in group.deliveries()], frames=[1 for _ in group.members]
+            )
+            for group in (self.state.groups[number] for number in numbers)
+        ]
 
-    def settle(self, groups: list[int], fates: list[Fate], version: int | None) -> list[events.LedgerEvent]:
-        """Raises Refusal if a fate does not name all of its tokens. Groups settled before are passed over."""
-        out: list[events.LedgerEvent] = []
-        taken = set(self.taken)
-        mine = [group for group in groups if group in taken]
-        by_lease = {fate.lease: fate for fate in fates}
-        kept: list[Fate] = []
-        for group in mine:
-            for ended in self.groups[group].ended():
-                fate = by_lease.get(ended.lease)
-                if fate is None:
-                    raise Refusal(f"group {group}: trajectory of lease {ended.lease} has no fate")
-                if (total := total_of(fate)) != ended.tokens:
-                    raise Refusal(f"lease {ended.lease}: its fate names {total} tokens, it has {ended.tokens}")
-                kept.append(fate)
-        if mine:
-            self._decide(events.Settled(groups=mine, fates=kept, version=version), out)
-        return out
+    def exhausted(self) -> bool:
+        """Whether nothing will ever be ready again: the run is over, or no group is being made and none will be."""
+        state = self.state
+        if state.done or state.ready:
+            return state.done
+        if state.draining:
+            return not any(not is_heldout(running.slot.group) for running in state.running.values())
+        return state.opened == 0 and self._order.train(state.next_group) is None
 
-    def publish(self, version: int) -> list[events.LedgerEvent]:
-        out: list[events.LedgerEvent] = []
-        if version != self.version:
-            self._decide(events.Published(version=version), out)
-        return out
-
-    def checkpoint(self, version: int) -> list[events.LedgerEvent]:
-        out: list[events.LedgerEvent] = []
-        self._decide(events.Checkpointed(version=version), out)
-        return out
-
-    def rewind(self, version: int) -> list[events.LedgerEvent]:
-        """A learner arrives holding nothing, at `version`."""
-        out: list[events.LedgerEvent] = []
-        if self.taken:
-            self._decide(events.Untaken(groups=list(self.taken)), out)
-        if version < self.version or any(later > version for later in self.consumed):
-            self._decide(events.Rewound(version=version), out)
-        return out
-
-    def evaluate(self, version: int, tasks: int) -> list[events.LedgerEvent]:
-        out: list[events.LedgerEvent] = []
-        if version in self.heldout:
-            return out
-        self._decide(events.Evaluated(version=version, tasks=tasks), out)
-        for task in range(tasks):
-            self._decide(events.Opened(group=self._next_group, task=task, members=1, heldout=version), out)
-        return out
-
-    def drain(self, done: bool) -> list[events.LedgerEvent]:
-        out: list[events.LedgerEvent] = []
-        self._decide(events.Drained(done=done), out)
-        return out
-
-    def expired(self, now: float) -> list[int]:
-        return [lease for lease, running in self.running.items() if running.deadline <= now]
-
-    def owned(self, owner: str) -> list[Running]:
-        return [running for running in self.running.values() if running.owner == owner]
-
-    def min_version(self, group: int) -> int:
-        """The oldest weights a trajectory of this group may start on now."""
-        heldout = self.groups[group].heldout
-        return self.gate.min_version(self.version) if heldout is None else heldout
-
-    def _decide(self, event: events.LedgerEvent, out: list[events.LedgerEvent]) -> None:
-        self.apply(event)
-        out.append(event)
-
-    # -- what events do ------------------------------------------------------------------------------------------------
-
-    def _on_opened(self, event: events.Opened) -> None:
-        members = [Member() for _ in range(event.members)]
-        self.groups[event.group] = Group(event.group, event.task, members, event.heldout)
-        self._next_group = event.group + 1
-        places = [(event.group, member) for member in range(event.members)]
-        if event.heldout is None:
-            self._opened += 1
-            self._open += 1
-            self._pending.extend(places)
-        else:
-            self._pending_heldout.extend(places)
-
-    def _on_granted(self, event: events.Granted) -> None:
-        waiting = self._waiting(event.group)
-        waiting.remove((event.group, event.member))
-        self.running[event.lease] = Running(
-            event.lease, event.group, event.member, event.owner, event.at, event.deadline
-        )
-        self._next_lease = event.lease + 1
-        self.leases.granted += 1
-        self.leases.running += 1
-
-    def _on_delivered(self, event: events.Delivered) -> None:
-        running = self._end(event.lease)
-        self.leases.delivered += 1
-        group = self.groups[running.group]
-        member = group.members[running.member]
-        policy = getattr(self._outcomes, event.outcome.value)
-        retry = policy == "retry" and member.attempt < self._outcomes.retries
-        trains = policy == "train" and event.reward is not None
-        ended = Ended(event.lease, event.tokens, event.outcome, trains, event.where)
-        if group.heldout is None:
-            self.tokens.generated += event.tokens
-            self.trajectories.generated += 1
-        if retry:
-            if group.heldout is None:
-                self._fail(ended)
-            self._again(running)
-            return
-        member.ended = ended
-        if group.heldout is not None:
-            self._count_heldout(group, event)
-            return
-        self.tokens.in_flight += event.tokens
-        self.trajectories.in_flight += 1
-        if group.complete():
-            self._open -= 1
-            self._complete(group)
-
-    def _complete(self, group: Group) -> None:
-        if any(ended.trains for ended in group.ended()):
-            self._accepted += 1
-            self.ready.append(group.group)
-            return
-        # Nobody in it can be trained on: it never reaches the learner, and its place is free again.
-        for ended in group.ended():
-            self.tokens.in_flight -= ended.tokens
-            self.trajectories.in_flight -= 1
-            self._fail(ended)
-        del self.groups[group.group]
-
-    def _count_heldout(self, group: Group, event: events.Delivered) -> None:
-        result = self.heldout[group.heldout or 0]
-        reward = event.reward or 0.0
-        result.mean_reward = (result.mean_reward * result.ended + reward) / (result.ended + 1)
-        result.ended += 1
-        result.passed += reward >= 1
-        result.tokens += event.tokens
-        del self.groups[group.group]
-
-    def _on_duplicate(self, event: events.Duplicate) -> None:
-        self.leases.duplicates += 1
-
-    def _on_returned(self, event: events.Returned) -> None:
-        running = self._end(event.lease)
-        self.leases.returned[event.reason] = self.leases.returned.get(event.reason, 0) + 1
-        self.leases.tokens_lost += event.tokens
-        self._again(running)
-
-    def _on_taken(self, event: events.Taken) -> None:
-        for group in event.groups:
-            self.ready.remove(group)
-            self.taken.append(group)
-
-    def _on_untaken(self, event: events.Untaken) -> None:
-        for group in event.groups:
-            self.taken.remove(group)
-        self.ready.extendleft(reversed(event.groups))
-
-    def _on_settled(self, event: events.Settled) -> None:
-        for fate in event.fates:
-            self._book(fate, +1)
-        for group in event.groups:
-            self.taken.remove(group)
-        if event.version is None:
-            self._accepted -= len(event.groups)
-            for group in event.groups:
-                del self.groups[group]
-            return
-        self.consumed.setdefault(event.version, []).extend(event.groups)
-        leases = {ended.lease: group for group in event.groups for ended in self.groups[group].ended()}
-        for fate in event.fates:
-            self._fates.setdefault(leases[fate.lease], []).append(fate)
-
-    def _on_published(self, event: events.Published) -> None:
-        self.version = event.version
-
-    def _on_checkpointed(self, event: events.Checkpointed) -> None:
-        for version in [version for version in self.consumed if version <= event.version]:
-            for group in self.consumed.pop(version):
-                del self.groups[group]
-                del self._fates[group]
-
-    def _on_rewound(self, event: events.Rewound) -> None:
-        later = sorted(version for version in self.consumed if version > event.version)
-        again = [group for version in later for group in self.consumed.pop(version)]
-        for group in again:
-            for fate in self._fates.pop(group):
-                self._book(fate, -1)
-        self.ready.extendleft(reversed(again))
-        self.version = event.version
-
-    def _on_evaluated(self, event: events.Evaluated) -> None:
-        self.heldout[event.version] = HeldoutResult(
-            version=event.version, tasks=event.tasks, ended=0, passed=0, mean_reward=0.0, tokens=0
+    def waiting_for(self) -> str:
+        """What a Take without groups waits for."""
+        state = self.state
+        if self.exhausted():
+            return "the run is over" if state.done else "no more groups will come"
+        running = sum(1 for running in state.running.values() if not is_heldout(running.slot.group))
+        closed = self.why()
+        return (
+            f"no complete group: {state.opened} being made, {running} trajectories running"
+            + (f"; {closed}" if closed else "")
+            + ("" if self._beats else "; no rollouter is here")
         )
 
-    def _on_drained(self, event: events.Drained) -> None:
-        self.draining = True
-        self.done = self.done or event.done
+    def settle(self, groups: list[int], fates: list[Fate], version: int | None) -> Ok | Refused:
+        """Book what became of whole groups that were taken. The same Settle sent again changes nothing."""
+        why = refusal(self.state, groups, fates, version, self._gate)
+        if why is None:
+            self._do(ev.FatesSettled(fates, version))
+        return Refused(why=why) if why else Ok()
 
-    def _waiting(self, group: int) -> deque[tuple[int, int]]:
-        return self._pending if self.groups[group].heldout is None else self._pending_heldout
+    # -- versions ------------------------------------------------------------------------------------------------------
 
-    def _end(self, lease: int) -> Running:
-        self.leases.running -= 1
-        return self.running.pop(lease)
+    def publish(self, weights: Weights) -> None:
+        if weights != self.state.weights:
+            self._do(ev.WeightsPublished(weights))
 
-    def _again(self, running: Running) -> None:
-        """The member waits for another lease, ahead of those that never had one."""
-        self.groups[running.group].members[running.member].attempt += 1
-        self._waiting(running.group).appendleft((running.group, running.member))
+    def checkpointed(self, version: int) -> None:
+        if version > self.state.final:
+            self._do(ev.ConsumptionFinal(version))
 
-    def _fail(self, ended: Ended) -> None:
-        name = ended.outcome.value
-        self.tokens.failed[name] = self.tokens.failed.get(name, 0) + ended.tokens
-        self.trajectories.failed[name] = self.trajectories.failed.get(name, 0) + 1
+    def evaluate(self, version: int) -> None:
+        """Once a version, however often it is asked for."""
+        if version not in self.state.heldout:
+            ids = [task.id for task in self._order.heldout]
+            self._do(ev.EvaluationOpened(version, heldout_group(version, 0), ids))
 
-    def _book(self, fate: Fate, sign: int) -> None:
-        """Move a trajectory and its tokens from in flight to where they went, or back (sign -1)."""
-        outcome = fate.outcome
-        for name in BUCKETS:
-            count = getattr(fate, name)
-            setattr(self.tokens, name, getattr(self.tokens, name) + sign * count)
-        if fate.failed:
-            self.tokens.failed[outcome] = self.tokens.failed.get(outcome, 0) + sign * fate.failed
-        self.tokens.in_flight -= sign * total_of(fate)
-        kind = kind_of(fate)
-        if kind == "failed":
-            self.trajectories.failed[outcome] = self.trajectories.failed.get(outcome, 0) + sign
-        else:
-            setattr(self.trajectories, kind, getattr(self.trajectories, kind) + sign)
-        self.trajectories.in_flight -= sign
+    def drain(self, done: bool) -> None:
+        if not self.state.draining or done > self.state.done:
+            self._do(ev.Drained(done))
 
-
-BUCKETS = ("trained", "masked_stale", "masked_mismatch", "zero_signal", "discarded_stale")
-
-
-def total_of(fate: Fate) -> int:
-    return sum(getattr(fate, name) for name in BUCKETS) + fate.failed
-
-
-def kind_of(fate: Fate) -> str:
-    """Where a trajectory counts as a whole: the first of these that has a token; failed for one without tokens."""
-    order = ("failed", "zero_signal", "discarded_stale", "trained", "masked_stale", "masked_mismatch")
-    return next((name for name in order if getattr(fate, name)), "failed")
+    def status(self, refused: int = 0) -> Status:
+        tokens, trajectories = self.state.accounts()
+        return Status(
+            version=self.state.version,
+            tokens=tokens,
+            trajectories=trajectories,
+            leases=self.state.lease_counts(),
+            groups_ready=len(self.state.ready),
+            bytes_held=self.state.bytes_held,
+            rollouters=list(self._beats.values()),
+            heldout=self.state.heldout_results(),
+            why=self.why(),
+            refused=refused,
+        )

@@ -190,7 +190,7 @@ class Granted(Message):
 
 class Accepted(Message):
     leases: list[int]
-    duplicates: list[int] = msgspec.field(default_factory=list)
+    duplicates: list[int] = []
 
 
 class Newest(Message):
@@ -231,7 +231,7 @@ class Accounts(msgspec.Struct, kw_only=True):
     masked_mismatch: int = 0
     zero_signal: int = 0
     discarded_stale: int = 0
-    failed: dict[str, int] = msgspec.field(default_factory=dict)  # by outcome
+    failed: dict[str, int] = {}  # by outcome
     in_flight: int = 0  # delivered, not yet settled
 
     def holds(self) -> bool:
@@ -251,7 +251,7 @@ class LeaseCounts(msgspec.Struct, kw_only=True):
 
     granted: int = 0
     delivered: int = 0
-    returned: dict[str, int] = msgspec.field(default_factory=dict)
+    returned: dict[str, int] = {}
     running: int = 0
     tokens_lost: int = 0  # sampled under leases that returned, as of their owner's last heartbeat
     duplicates: int = 0  # deliveries of leases that had ended; acknowledged, and dropped

@@ -4,6 +4,9 @@ Invariant: for one record batch, `token_ids` and `logprobs` are views of the Arr
 unpacked from bits and `versions` from runs. Several batches are concatenated once.
 """
 
+# pyarrow has no types.
+# pyright: standard, reportMissingTypeStubs=false
+
 import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
+
+from slipstream.queue.wire import RecordBatch, versions
 
 
 class Packed(NamedTuple):
@@ -28,7 +33,7 @@ class Packed(NamedTuple):
     outcomes: list[str]
 
 
-def packed(batch: pa.RecordBatch | Sequence[pa.RecordBatch]) -> Packed:
+def packed(batch: RecordBatch | Sequence[RecordBatch]) -> Packed:
     """Tensors over one record batch, or over several as if they were one."""
     if isinstance(batch, pa.RecordBatch):
         return _one(batch)
@@ -49,20 +54,16 @@ def packed(batch: pa.RecordBatch | Sequence[pa.RecordBatch]) -> Packed:
     )
 
 
-def _one(batch: pa.RecordBatch) -> Packed:
+def _one(batch: RecordBatch) -> Packed:
     ids = batch.column("token_ids")
     offsets = ids.offsets.to_numpy()
     first, last = int(offsets[0]), int(offsets[-1])
-    runs = batch.column("version_runs").flatten()
-    versions = np.repeat(
-        runs.field("version").to_numpy(zero_copy_only=False), runs.field("length").to_numpy(zero_copy_only=False)
-    )
     rewards = batch.column("reward").to_numpy(zero_copy_only=False)
     return Packed(
         token_ids=_view(ids.values.to_numpy()[first:last]),
         sampled=_view(batch.column("sampled").flatten().to_numpy(zero_copy_only=False)),
         logprobs=_view(batch.column("logprobs").flatten().to_numpy()),
-        versions=_view(versions.astype(np.int32, copy=False)),
+        versions=_view(versions(batch)),
         cu_seqlens=_view(offsets - first if first else offsets),
         rewards=_view(rewards.astype(np.float64, copy=False)),
         groups=_view(batch.column("group").to_numpy().astype(np.int64)),

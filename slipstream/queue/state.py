@@ -1,0 +1,353 @@
+"""The ledger's state and how events change it; nothing here decides anything.
+
+Invariant: the state is a function of the events alone: no config, no clock, no task data. A lease is in `running` from
+its grant until the one event that ends it; a delivered trajectory's sampled tokens are in exactly one account.
+"""
+
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from typing import assert_never
+
+import msgspec
+
+from slipstream.queue import events as ev
+from slipstream.queue.messages import Accounts, Fate, HeldoutResult, LeaseCounts, Weights
+from slipstream.queue.tasks import heldout_version, is_heldout
+from slipstream.trajectory import Outcome, VersionRun
+
+FATES = ("trained", "masked_stale", "masked_mismatch", "zero_signal", "discarded_stale", "failed")
+
+
+class Phase(StrEnum):
+    OPEN = "open"  # members are being made
+    READY = "ready"
+    TAKEN = "taken"  # the learner has it
+    CONSUMED = "consumed"  # by a step whose checkpoint is not written yet
+
+
+class Slot(msgspec.Struct, array_like=True, frozen=True):
+    group: int
+    member: int
+
+
+class Running(msgspec.Struct, array_like=True, frozen=True):
+    """A lease that has not ended."""
+
+    slot: Slot
+    attempt: int
+    owner: str
+
+
+class Delivery(msgspec.Struct):
+    """A trajectory that fills its slot."""
+
+    lease: int
+    tokens: int
+    versions: list[VersionRun]
+    outcome: Outcome
+    verdict: str
+    place: ev.Place
+    fate: Fate | None = None
+
+
+class Member(msgspec.Struct):
+    attempt: int = 0  # of the next grant, or of the running lease
+    retries: int = 0  # of outcomes whose policy is "retry"
+    delivery: Delivery | None = None
+
+
+class Group(msgspec.Struct):
+    group: int
+    task: str
+    members: list[Member]
+    phase: Phase = Phase.OPEN
+    taken: int = 0  # its turn among all that were taken
+    version: int = 0  # of the step that consumed it
+
+    def deliveries(self) -> Iterator[Delivery]:
+        return (member.delivery for member in self.members if member.delivery)
+
+
+class HeldoutTally(msgspec.Struct):
+    tasks: int
+    ended: int = 0
+    passed: int = 0
+    scored: int = 0
+    reward: float = 0.0
+    tokens: int = 0
+
+
+class LedgerState(msgspec.Struct):
+    begun: ev.RunBegun | None = None
+    version: int = 0  # the learner's
+    highest: int = 0  # version that was ever published
+    final: int = 0  # consumption up to here is in a checkpoint
+    weights: Weights | None = None
+    next_lease: int = 1
+    next_group: int = 0
+    groups: dict[int, Group] = {}
+    running: dict[int, Running] = {}
+    delivered: dict[int, Slot] = {}  # by lease, as long as the group lives
+    heldout_slots: list[Slot] = []  # that wait for a grant, in order
+    retried_slots: list[Slot] = []
+    new_slots: list[Slot] = []
+    ready: list[int] = []
+    accepted: int = 0  # groups completed since the start, refunded ones aside
+    opened: int = 0  # groups being made: the gate's `running`
+    consumed: int = 0
+    takes: int = 0
+    last_grants: dict[str, ev.LeasesGranted] = {}  # by owner
+    hellos: dict[str, int] = {}  # request of each process's Hello
+    draining: bool = False
+    done: bool = False
+    bytes_held: int = 0  # delivered and not taken
+    tokens: Accounts = msgspec.field(default_factory=Accounts)  # in_flight aside
+    trajectories: Accounts = msgspec.field(default_factory=Accounts)
+    leases: LeaseCounts = msgspec.field(default_factory=LeaseCounts)  # held-out ones too
+    heldout: dict[int, HeldoutTally] = {}  # by version
+
+    def apply(self, event: ev.AnyEvent) -> None:
+        match event:
+            case ev.RunBegun():
+                self.begun = event
+            case ev.GroupOpened():
+                self._open(event)
+            case ev.EvaluationOpened():
+                self._evaluate(event)
+            case ev.LeasesGranted():
+                self._grant(event)
+            case ev.LeaseReturned():
+                self._return(event)
+            case ev.TrajectoryDelivered():
+                self._deliver(event)
+            case ev.DuplicateArrived():
+                self.leases.duplicates += 1
+            case ev.GroupsTaken():
+                self._take(event)
+            case ev.GroupsUntaken():
+                self._ready_again([self.groups[number] for number in event.groups])
+            case ev.FatesSettled():
+                self._settle(event)
+            case ev.WeightsPublished():
+                self.weights, self.version = event.weights, event.weights.version
+                self.highest = max(self.highest, self.version)
+            case ev.RollouterJoined():
+                self.hellos[event.name] = event.request
+            case ev.LearnerJoined():
+                self._rewind(event)
+            case ev.ConsumptionFinal():
+                self.final = max(self.final, event.version)
+                self._forget([g for g in self.groups.values() if g.phase == Phase.CONSUMED and g.version <= self.final])
+            case ev.Drained():
+                self.draining, self.done = True, event.done
+            case _:
+                assert_never(event)
+
+    # -- leases --------------------------------------------------------------------------------------------------------
+
+    def _open(self, event: ev.GroupOpened) -> None:
+        self.groups[event.group] = Group(event.group, event.task, [Member() for _ in range(event.size)])
+        self.new_slots.extend(Slot(event.group, member) for member in range(event.size))
+        self.next_group = event.group + 1
+        self.opened += 1
+
+    def _evaluate(self, event: ev.EvaluationOpened) -> None:
+        self.heldout[event.version] = HeldoutTally(tasks=len(event.tasks))
+        for group, task in enumerate(event.tasks, event.first):
+            self.groups[group] = Group(group, task, [Member()])
+            self.heldout_slots.append(Slot(group, 0))
+
+    def _grant(self, event: ev.LeasesGranted) -> None:
+        for grant in event.grants:
+            slot = Slot(grant.group, grant.member)
+            next(slots for slots in self._waiting() if slot in slots).remove(slot)
+            self.running[grant.lease] = Running(slot, grant.attempt, event.owner)
+            self.next_lease = grant.lease + 1
+        self.last_grants[event.owner] = event
+        self.leases.granted += len(event.grants)
+
+    def _waiting(self) -> Iterable[list[Slot]]:
+        return (self.heldout_slots, self.retried_slots, self.new_slots)
+
+    def _end(self, lease: int) -> tuple[Slot, Group, Member]:
+        slot = self.running.pop(lease).slot
+        group = self.groups[slot.group]
+        return slot, group, group.members[slot.member]
+
+    def _grant_anew(self, slot: Slot, member: Member) -> None:
+        member.attempt += 1
+        if is_heldout(slot.group):
+            self.heldout_slots.insert(0, slot)
+        else:
+            self.retried_slots.append(slot)
+
+    def _return(self, event: ev.LeaseReturned) -> None:
+        slot, _, member = self._end(event.lease)
+        self._grant_anew(slot, member)
+        _add(self.leases.returned, event.reason, 1)
+        self.leases.tokens_lost += event.tokens
+
+    # -- trajectories --------------------------------------------------------------------------------------------------
+
+    def _deliver(self, event: ev.TrajectoryDelivered) -> None:
+        slot, group, member = self._end(event.lease)
+        self.leases.delivered += 1
+        training = not is_heldout(slot.group)
+        if training:
+            self.tokens.generated += event.tokens
+            self.trajectories.generated += 1
+        if event.verdict == "retry":
+            member.retries += 1
+            self._grant_anew(slot, member)
+            if training:
+                _add(self.tokens.failed, event.outcome.value, event.tokens)
+                _add(self.trajectories.failed, event.outcome.value, 1)
+        elif training:
+            member.delivery = Delivery(
+                event.lease, event.tokens, event.versions, event.outcome, event.verdict, event.place
+            )
+            self.delivered[event.lease] = slot
+            self.bytes_held += event.place.length
+            self._complete(group)
+        else:
+            self._score(self.heldout[heldout_version(slot.group)], event)
+            del self.groups[slot.group]
+
+    def _score(self, tally: HeldoutTally, event: ev.TrajectoryDelivered) -> None:
+        tally.ended += 1
+        tally.tokens += event.tokens
+        if event.reward is not None:
+            tally.scored += 1
+            tally.reward += event.reward
+            tally.passed += event.reward >= 1
+
+    def _complete(self, group: Group) -> None:
+        """Once its last member is here: to the learner, or out when no member may be trained on."""
+        if not all(member.delivery for member in group.members):
+            return
+        self.opened -= 1
+        if any(delivery.verdict == "train" for delivery in group.deliveries()):
+            group.phase = Phase.READY
+            self.ready.append(group.group)
+            self.accepted += 1
+            return
+        self.bytes_held -= held(group)
+        for delivery in group.deliveries():
+            self._count(
+                delivery, Fate(lease=delivery.lease, outcome=delivery.outcome, failed=delivery.tokens), consumed=False
+            )
+        self._forget([group])
+
+    # -- groups --------------------------------------------------------------------------------------------------------
+
+    def _take(self, event: ev.GroupsTaken) -> None:
+        for number in event.groups:
+            group = self.groups[number]
+            self.ready.remove(number)
+            self.takes += 1
+            group.phase, group.taken = Phase.TAKEN, self.takes
+            self.bytes_held -= held(group)
+
+    def _settle(self, event: ev.FatesSettled) -> None:
+        fates = {fate.lease: fate for fate in event.fates}
+        groups = {self.delivered[lease].group: None for lease in fates}
+        for group in [self.groups[number] for number in groups]:
+            for delivery in group.deliveries():
+                delivery.fate = fates[delivery.lease]
+                self._count(delivery, delivery.fate, consumed=event.version is not None)
+            if event.version is None:
+                self.accepted -= 1
+                self._forget([group])
+            else:
+                group.phase, group.version = Phase.CONSUMED, event.version
+                self.consumed += 1
+
+    def _rewind(self, event: ev.LearnerJoined) -> None:
+        lost = [g for g in self.groups.values() if g.phase == Phase.CONSUMED and g.version > event.version]
+        for group in lost:
+            self.consumed -= 1
+            for delivery in group.deliveries():
+                if delivery.fate is not None:
+                    self._count(delivery, delivery.fate, consumed=True, sign=-1)
+                delivery.fate = None
+        lost.sort(key=lambda group: (group.version, group.taken))
+        self._ready_again(lost + self.taken())
+        self.accepted += event.unseen
+        self.consumed += event.unseen
+        self.version = event.version
+        if self.weights is not None and self.weights.version != event.version:
+            self.weights = None  # of steps that are made again
+        self.draining = self.done = False
+        self.hellos[event.name] = event.request
+
+    def taken(self) -> list[Group]:
+        """What the learner has, in the order it took them."""
+        return sorted((g for g in self.groups.values() if g.phase == Phase.TAKEN), key=lambda group: group.taken)
+
+    def _ready_again(self, groups: list[Group]) -> None:
+        for group in groups:
+            group.phase, group.taken, group.version = Phase.READY, 0, 0
+            self.bytes_held += held(group)
+        self.ready[:0] = [group.group for group in groups]
+
+    def _forget(self, groups: list[Group]) -> None:
+        for group in groups:
+            for delivery in group.deliveries():
+                del self.delivered[delivery.lease]
+            del self.groups[group.group]
+
+    # -- accounts ------------------------------------------------------------------------------------------------------
+
+    def _count(self, delivery: Delivery, fate: Fate, *, consumed: bool, sign: int = 1) -> None:
+        kind = next((name for name in FATES if getattr(fate, name)), "")
+        if not kind:  # it had no sampled token
+            kind = "failed" if delivery.verdict == "mask" else "trained" if consumed else "zero_signal"
+        for name in FATES:
+            tokens, one = sign * getattr(fate, name), sign * (name == kind)
+            if name == "failed":
+                _add(self.tokens.failed, delivery.outcome.value, tokens)
+                _add(self.trajectories.failed, delivery.outcome.value, one)
+            else:
+                setattr(self.tokens, name, getattr(self.tokens, name) + tokens)
+                setattr(self.trajectories, name, getattr(self.trajectories, name) + one)
+
+    def accounts(self) -> tuple[Accounts, Accounts]:
+        """Tokens and trajectories. What is in flight is counted where it lies, not as what is missing."""
+        flying = [
+            delivery.tokens
+            for group in self.groups.values()
+            if group.phase != Phase.CONSUMED
+            for delivery in group.deliveries()
+        ]
+        return (
+            msgspec.structs.replace(self.tokens, in_flight=sum(flying), failed=dict(self.tokens.failed)),
+            msgspec.structs.replace(self.trajectories, in_flight=len(flying), failed=dict(self.trajectories.failed)),
+        )
+
+    def lease_counts(self) -> LeaseCounts:
+        return msgspec.structs.replace(self.leases, running=len(self.running), returned=dict(self.leases.returned))
+
+    def heldout_results(self) -> list[HeldoutResult]:
+        return [
+            HeldoutResult(
+                version=version,
+                tasks=tally.tasks,
+                ended=tally.ended,
+                passed=tally.passed,
+                mean_reward=tally.reward / tally.scored if tally.scored else 0.0,
+                tokens=tally.tokens,
+            )
+            for version, tally in sorted(self.heldout.items())
+        ]
+
+
+def held(group: Group) -> int:
+    """Bytes of the group's trajectories."""
+    return sum(delivery.place.length for delivery in group.deliveries())
+
+
+def _add(counts: dict[str, int], name: str, amount: int) -> None:
+    if total := counts.get(name, 0) + amount:
+        counts[name] = total
+    else:
+        counts.pop(name, None)

@@ -1,0 +1,184 @@
+"""Whatever byte the disk ends at, the journal opens with what is whole, says what it cut, and can be written on."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from queue_made import make_config, make_tasks, make_trajectory
+
+from slipstream.config import RunDir
+from slipstream.errors import UserError
+from slipstream.queue import accounts, encode, is_heldout, read_trajectories
+from slipstream.queue import events as ev
+from slipstream.queue.journal import Journal, read_events
+from slipstream.queue.ledger import Ledger
+from slipstream.queue.messages import Fate
+from slipstream.queue.tasks import TaskOrder
+from slipstream.queue.wire import decode, rows
+
+
+def record(folder: Path) -> Ledger:
+    """Two groups of two and an evaluation: delivered, taken, one of them settled."""
+    ledger = Ledger(make_config(), TaskOrder(make_tasks(), make_tasks(1, "h"), seed=0))
+    journal = Journal(folder)
+    ledger.evaluate(0)
+    for lease in ledger.ask("a", 5, 1, 0.0).leases:
+        frame = encode([make_trajectory(lease)])[0]
+        ledger.deliver(rows(decode([frame]))[0], journal.append_trajectory(frame))
+    (group,) = ledger.take(1, [])
+    ledger.settle([group.group], [Fate(lease=lease, outcome="finished", trained=3) for lease in group.leases], 1)
+    journal.append(ledger.events)
+    journal.close()
+    return ledger
+
+
+def opened(folder: Path) -> tuple[list[ev.AnyEvent], int]:
+    journal = Journal(folder)
+    journal.close()
+    return journal.recovered, journal.torn
+
+
+def test_a_journal_gives_its_events_back(tmp_path: Path) -> None:
+    ledger = record(tmp_path)
+    assert opened(tmp_path) == (ledger.events, 0)
+    batches = list(read_trajectories(tmp_path))
+    assert [is_heldout(batch.column("group")[0].as_py()) for batch in batches] == [True] + [False] * 4
+
+
+def test_a_log_torn_at_any_byte_opens_with_its_whole_events(tmp_path: Path) -> None:
+    events = record(tmp_path).events
+    log, segment = tmp_path / "ledger.log", tmp_path / "trajectories-00000.arrow"
+    whole_log, whole_segment = log.read_bytes(), segment.read_bytes()
+    ends = [end for end, _ in read_events(tmp_path)]
+    for size in range(len(whole_log) + 1):
+        log.write_bytes(whole_log[:size])
+        segment.write_bytes(whole_segment)
+        found, _ = opened(tmp_path)
+        assert found == events[: sum(end <= size for end in ends)]
+        assert opened(tmp_path) == (found, 0)
+        delivered = sum(isinstance(event, ev.TrajectoryDelivered) for event in found)
+        assert len(list(read_trajectories(tmp_path))) == delivered
+
+
+def test_a_segment_torn_at_any_byte_takes_the_log_back_with_it(tmp_path: Path) -> None:
+    events = record(tmp_path).events
+    log, segment = tmp_path / "ledger.log", tmp_path / "trajectories-00000.arrow"
+    whole_log, whole_segment = log.read_bytes(), segment.read_bytes()
+    places = [event.place for event in events if isinstance(event, ev.TrajectoryDelivered)]
+    for size in range(0, len(whole_segment), 7):
+        log.write_bytes(whole_log)
+        segment.write_bytes(whole_segment[:size])
+        found, torn = opened(tmp_path)
+        whole = sum(place.offset + place.length <= size for place in places)
+        assert sum(isinstance(event, ev.TrajectoryDelivered) for event in found) == whole
+        assert torn > 0
+        assert len(list(read_trajectories(tmp_path))) == whole
+
+
+def test_a_flipped_bit_cuts_there(tmp_path: Path) -> None:
+    events = record(tmp_path).events
+    log = tmp_path / "ledger.log"
+    damaged = bytearray(log.read_bytes())
+    damaged[-3] ^= 16
+    log.write_bytes(damaged)
+    found, torn = opened(tmp_path)
+    assert found == events[:-1]
+    assert torn > 0
+
+
+def test_a_trajectory_that_no_event_names_is_cut_and_not_read(tmp_path: Path) -> None:
+    """The queue died between the two writes; the trajectory was not acknowledged and will be delivered again."""
+    record(tmp_path)
+    journal = Journal(tmp_path)
+    journal.append_trajectory(b"x" * 100)
+    journal.close()
+    assert len(list(read_trajectories(tmp_path))) == 5
+    assert opened(tmp_path)[1] == 108
+
+
+def test_segments_follow_one_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.queue.journal.SEGMENT_BYTES", 1000)
+    ledger = record(tmp_path)
+    assert len(list(tmp_path.glob("*.arrow"))) > 2
+    assert opened(tmp_path) == (ledger.events, 0)
+    assert len(list(read_trajectories(tmp_path))) == 5
+
+
+def test_a_write_that_fails_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = record(tmp_path)
+    journal = Journal(tmp_path)
+    real, calls = os.writev, iter(range(99))
+
+    def full(fd: int, parts: list[memoryview]) -> int:
+        if next(calls):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(fd, [parts[0], parts[1][:3]])
+
+    monkeypatch.setattr(os, "writev", full)
+    with pytest.raises(OSError, match="No space"):
+        journal.append([ev.Drained(False)])
+    monkeypatch.undo()
+    journal.append([ev.Drained(True)])
+    journal.close()
+    assert opened(tmp_path) == ([*ledger.events, ev.Drained(True)], 0)
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    with pytest.raises(UserError, match="another queue"):
+        Journal(tmp_path)
+    journal.close()
+
+
+def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ledger.log").write_bytes(b"SLPLOG9\nxxxxxxxx")
+    with pytest.raises(UserError, match="another version"):
+        Journal(tmp_path)
+
+
+def test_accounts_come_from_the_journal_alone(tmp_path: Path) -> None:
+    ledger = record(tmp_path / "journal")
+    found = accounts(RunDir(tmp_path))
+    assert found.holds()
+    assert (found.tokens.generated, found.tokens.trained, found.tokens.in_flight) == (12, 6, 6)
+    assert (found.tokens, found.trajectories) == ledger.state.accounts()
+    assert found.leases == ledger.state.lease_counts()
+
+
+def test_accounts_notice_what_is_missing(tmp_path: Path) -> None:
+    record(tmp_path / "journal")
+    segment = tmp_path / "journal" / "trajectories-00000.arrow"
+    (first, *_) = [e for _, e in read_events(tmp_path / "journal") if isinstance(e, ev.TrajectoryDelivered)][1:]
+    other = bytearray(segment.read_bytes())
+    # Another trajectory, of fewer sampled tokens, where the ledger says this one is.
+    start, end = first.place.offset, first.place.offset + first.place.length
+    batch = decode([bytes(other[start:end])])
+    lease = ledger_lease(batch)
+    shorter = bytes(encode([make_trajectory(lease, versions=(0,), prompt=4)])[0])
+    assert len(shorter) <= end - start
+    other[start:end] = shorter.ljust(end - start, b"\0")
+    segment.write_bytes(other)
+    assert not accounts(RunDir(tmp_path)).holds()
+
+
+def ledger_lease(batch: object) -> "object":
+    from slipstream.queue.messages import Lease
+
+    row = rows(batch)[0]
+    task = next(task for task in make_tasks() if task.id == row.task)
+    return Lease(
+        lease=row.lease,
+        group=row.group,
+        member=0,
+        attempt=row.attempt,
+        task=task,
+        seed=0,
+        min_version=0,
+        deadline_s=1.0,
+    )
+
+
+def test_accounts_of_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no journal"):
+        accounts(RunDir(tmp_path))
