@@ -27,8 +27,14 @@ def group_advantages(
     opo: r - length-weighted mean (OPO 2025), needs `lengths` [N];
     max_rl: (r - mean) / mean, 0 where mean <= 0 (MaxRL, as in prime-rl);
     reinforce_pp_baseline: r - mean, whitened over the batch's tokens (REINFORCE++ 2025), needs `lengths` [N].
-    A group of one has no baseline: its advantage is the reward itself (0 for max_rl).
+    A group of one has no baseline: its advantage is the reward itself (0 for max_rl). Computed in float64: squares of
+    large rewards do not overflow.
     """
+    advantages = _advantages(rewards.double(), group, estimator, lengths, population)
+    return advantages.to(rewards.dtype)
+
+
+def _advantages(rewards: Tensor, group: Tensor, estimator: str, lengths: Tensor | None, population: bool) -> Tensor:
     index = torch.unique(group, return_inverse=True)[1]
     count = _group_sum(torch.ones_like(rewards), index)
     mean = _group_sum(rewards, index) / count

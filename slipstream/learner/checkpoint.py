@@ -1,12 +1,14 @@
 """Checkpoints of the learner: model, optimizer, version, random state.
 
-Invariant: a checkpoint is found only when it is whole: it is written aside, synced, and renamed into place. A kill while
-saving leaves the one before. The last two are kept.
+Invariant: a checkpoint is found only when it is whole: it is written aside, synced, and renamed into place. A kill
+while saving leaves the one before. The last two are kept; one that is damaged is passed over, and set aside.
 """
 
 import logging
 import os
+import pickle
 import shutil
+import zipfile
 from pathlib import Path
 
 import torch
@@ -17,6 +19,7 @@ from slipstream.learner.policy import Policy
 log = logging.getLogger(__name__)
 
 KEPT = 2
+UNREADABLE = (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError, zipfile.BadZipFile)
 
 
 def save(folder: Path, version: int, policy: Policy, optimizer: Optimizer) -> None:
@@ -45,8 +48,9 @@ def load_newest(folder: Path, policy: Policy, optimizer: Optimizer) -> int:
     for path in reversed(whole(folder)):
         try:
             state = torch.load(path, map_location=policy.device, weights_only=True)
-        except (OSError, RuntimeError, EOFError, ValueError) as error:
+        except UNREADABLE as error:
             log.warning("checkpoint %s cannot be read, trying the one before: %s", path.name, error)
+            path.rename(path.with_suffix(".damaged"))
             continue
         policy.model.load_state_dict(state["model"])
         optimizer.load(state["optimizer"])

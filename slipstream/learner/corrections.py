@@ -1,7 +1,7 @@
 """Off-policy corrections: what to do where the learner and the engine disagree about a sampled token.
 
-Invariant: over sampled tokens, weights are detached, finite and 1 where no rule says otherwise, and `keep` is False only
-where a mask rule says so. Positions that are not sampled have weight 0 and keep False, whatever stands there.
+Invariant: over sampled tokens, weights are detached, finite and 1 where no rule says otherwise, and `keep` is False
+only where a mask rule says so. Positions that are not sampled have weight 0 and keep False, whatever stands there.
 """
 
 from typing import Literal, NamedTuple

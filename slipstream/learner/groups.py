@@ -12,19 +12,33 @@ import torch
 from torch import Tensor
 
 from slipstream.config import OutcomesSection
-from slipstream.learner.packing import segment_sum
+from slipstream.learner.packing import lengths_of, segment_sum
 from slipstream.queue import Packed, packed
 from slipstream.queue.messages import Fate
 from slipstream.staleness import Gate
 
 
+class Seen(msgspec.Struct, frozen=True):
+    """What the metrics say of a group that was taken, whether it is trained on or not. One entry a trajectory."""
+
+    rewards: list[float]  # of those that were scored
+    parts: dict[str, list[float]]  # of the reward, by name
+    lengths: list[int]
+    turns: list[int]
+    outcomes: list[str]
+
+    def pass_rate(self) -> float:
+        return sum(reward >= 1 for reward in self.rewards) / max(1, len(self.rewards))
+
+
 class Candidate(msgspec.Struct):
-    """A group worth training on. `trainable` bool [T]: sampled, of a trajectory whose outcome trains, and fresh."""
+    """A group worth training on."""
 
     group: int
     packed: Packed
     trains: Tensor  # bool [N]: by the outcome policy, and scored
-    trainable: Tensor  # bool [T]
+    trainable: Tensor  # bool [T]: sampled, of a trajectory that trains, and fresh
+    seen: Seen
 
 
 class Dropped(msgspec.Struct):
@@ -33,7 +47,7 @@ class Dropped(msgspec.Struct):
     group: int
     reason: str  # "zero_signal" | "discarded_stale"
     fates: list[Fate]
-    pass_rate: float
+    seen: Seen
 
 
 def judge(
@@ -45,17 +59,39 @@ def judge(
     differ, among at least two.
     """
     data = packed(batches)
-    scored = ~data.rewards.isnan()
+    scored = is_scored(data)
     trains = scored & torch.tensor([getattr(outcomes, outcome) == "train" for outcome in data.outcomes])
-    fresh = data.versions >= version - gate.cutoff
-    of_token = torch.repeat_interleave(trains, (data.cu_seqlens[1:] - data.cu_seqlens[:-1]).long())
-    candidate = Candidate(group, data, trains, data.sampled & of_token & fresh)
+    fresh = data.versions >= version - gate.cutoff  # `gate.fresh`, for all tokens at once
+    of_token = torch.repeat_interleave(trains, lengths_of(data.cu_seqlens))
+    candidate = Candidate(group, data, trains, data.sampled & of_token & fresh, _seen(batches, data))
     rewards = data.rewards[scored]
     if len(rewards) < 2 or bool((rewards == rewards[0]).all()) or not bool(trains.any()):
         return _dropped(candidate, "zero_signal")
     if not bool(candidate.trainable.any()):
         return _dropped(candidate, "discarded_stale")
     return candidate
+
+
+def is_scored(data: Packed) -> Tensor:
+    """bool [N]. An infinite reward is no score: it would leave nothing finite in its group."""
+    return data.rewards.isfinite()
+
+
+def _seen(batches: Sequence[Any], data: Packed) -> Seen:
+    parts: dict[str, list[float]] = {}
+    turns: list[int] = []
+    for batch in batches:
+        turns.extend(batch.column("turns").to_pylist())
+        for row in batch.column("reward_parts").to_pylist():
+            for name, value in row:
+                parts.setdefault(name, []).append(value)
+    return Seen(
+        rewards=data.rewards[is_scored(data)].tolist(),
+        parts=parts,
+        lengths=lengths_of(data.cu_seqlens).tolist(),
+        turns=turns,
+        outcomes=data.outcomes,
+    )
 
 
 def _dropped(candidate: Candidate, reason: str) -> Dropped:
@@ -67,8 +103,7 @@ def _dropped(candidate: Candidate, reason: str) -> Dropped:
             data.leases.tolist(), data.outcomes, candidate.trains.tolist(), counts, strict=True
         )
     ]
-    scored = data.rewards[~data.rewards.isnan()]
-    return Dropped(candidate.group, reason, fates, float((scored >= 1).double().mean()) if len(scored) else 0.0)
+    return Dropped(candidate.group, reason, fates, candidate.seen)
 
 
 def fates_of(candidate: Candidate, keep: Tensor) -> list[Fate]:

@@ -168,9 +168,9 @@ def aggregate(
     """One number of a batch, or of a part of it.
 
     token_mean: sum / sampled tokens; sequence_mean: mean over trajectories of their token mean; sequence_sum: sum /
-    (N length), as in Dr. GRPO. `denominator` is what the whole batch divides by (tokens; trajectories; N length) when only a part
-    of it is here: the parts' values and gradients then add up to the whole's. A trajectory without a sampled token
-    counts in N.
+    (N length), as in Dr. GRPO. `denominator` is what the whole batch divides by (tokens; trajectories; N length) when
+    only a part of it is here: the parts' values and gradients then add up to the whole's. A trajectory without a
+    sampled token counts in N.
     """
     total = only(sampled, per_token)
     trajectories = len(cu_seqlens) - 1

@@ -4,8 +4,10 @@ Invariant: version v+1 is published before the groups it consumed are settled, a
 on disk: whatever is killed in between, the queue hands out again what the newest checkpoint does not contain.
 """
 
+import contextlib
 import logging
 import signal
+import time
 from collections import Counter
 from types import FrameType
 
@@ -13,7 +15,7 @@ import torch
 
 from slipstream.config import Config, RunDir
 from slipstream.learner import checkpoint
-from slipstream.learner.groups import Candidate, Dropped, judge
+from slipstream.learner.groups import Candidate, Dropped, Seen, judge
 from slipstream.learner.optimizer import Optimizer, learning_rate
 from slipstream.learner.policy import Policy
 from slipstream.learner.publisher import Publisher, weights_directory
@@ -21,13 +23,16 @@ from slipstream.learner.report import Report
 from slipstream.learner.step import Trainer
 from slipstream.observe.clock import Clock
 from slipstream.observe.metrics import MetricsWriter
-from slipstream.queue.client import LearnerClient
+from slipstream.queue.client import LearnerClient, QueueAway
 from slipstream.staleness import Gate
 
 log = logging.getLogger(__name__)
 
 TAKE_SECONDS = 2.0  # one wait for groups; then the clock is read, signals are heeded, and it is made again
-SAY_EVERY = 15.0  # seconds of waiting for data between two lines that say for what
+LEAVE_SECONDS = 10.0  # after SIGTERM, how long a queue that is away is waited for
+SAY_EVERY = 15.0  # seconds without a group to train on between two lines that say why
+HAND_OVER_SECONDS = 15.0  # at the end, how long rollouters are waited for that have not loaded the last version
+POLL_SECONDS = 0.1
 
 
 def run(config: Config, run_dir: RunDir) -> int:
@@ -47,7 +52,7 @@ def run(config: Config, run_dir: RunDir) -> int:
 class Learner:
     def __init__(self, config: Config, run_dir: RunDir) -> None:
         self._config, self._run_dir = config, run_dir
-        self.clock = Clock("learner", "starting")
+        self.clock = Clock("learner", "other")
         self._policy = Policy(
             config.model.path, chunk_tokens=config.learner.chunk_tokens, temperature=config.rollout.temperature
         )
@@ -62,19 +67,20 @@ class Learner:
         self._gate = Gate(config.learner.batch, config.staleness.depth, config.staleness.cutoff)
         self._version = checkpoint.load_newest(run_dir.checkpoints, self._policy, self._optimizer)
         self._saved = self._version
-        tensors = self._policy.tensors()
-        nbytes = sum(tensor.numel() * 4 for tensor in tensors.values())
+        nbytes = sum(tensor.numel() * 4 for tensor in self._policy.tensors().values())
         self._publisher = Publisher(weights_directory(config, run_dir, nbytes))
         self._client = LearnerClient((run_dir.root / "queue.url").read_text().strip(), version=self._version)
         self._metrics = MetricsWriter(run_dir, config)
         self._report = Report(self._client, self.clock)
         self._stopping = False
+        self._exhausted = False  # the queue says that no more groups will come
         self._dropped: Counter[str] = Counter()  # groups out of the batch since the last step, by reason
-        self._pass_rates: list[float] = []
+        self._seen: list[Seen] = []  # all groups taken since the last step
 
     def stop(self, number: int, frame: FrameType | None) -> None:
-        log.info("asked to stop: finishes the step, saves, leaves")
+        log.info("asked to stop: finishes the micro-batch, saves, leaves")
         self._stopping = True
+        self._client.give_up_after = LEAVE_SECONDS
 
     def close(self) -> None:
         self._metrics.close()
@@ -82,65 +88,74 @@ class Learner:
         self._publisher.close()
 
     def train(self) -> int:
-        self._publish()
-        while self._version < self._config.run.steps:
-            batch = self._collect()
-            if batch is None:
-                break
-            self._step(batch)
+        try:
+            self._publish()
+            while self._version < self._config.run.steps and not self._exhausted:
+                batch = self._collect()
+                if not batch or not self._step(batch):
+                    break
+        except QueueAway as away:  # only once it is asked to stop
+            log.warning("leaves without the queue: %s", away)
         if self._version > self._saved:
             self._save()
-        if self._version >= self._config.run.steps:
-            self.clock.enter("checkpoint")
-            checkpoint.export(self._run_dir.checkpoints / "final", self._policy, self._config.model.path)
+        if self._version >= self._config.run.steps or self._exhausted:
+            self._finish()
+        self.clock.enter("other")
         log.info("leaves at version %d", self._version)
         return 0
 
     def _collect(self) -> list[Candidate] | None:
-        """A batch of groups with signal; None when asked to stop."""
+        """A batch of groups with signal, or what is left of the data; None when asked to stop."""
         batch: list[Candidate] = []
         self._dropped.clear()
-        self._pass_rates.clear()
-        waited = 0.0
-        while len(batch) < self._config.learner.batch:
+        self._seen.clear()
+        size = self._config.learner.batch
+        began = said = time.monotonic()
+        why = ""
+        while len(batch) < size:
             if self._stopping:
                 return None
-            self.clock.enter("waiting for data")
-            groups, why = self._client.take(self._config.learner.batch - len(batch), TAKE_SECONDS)
+            self.clock.enter("waiting for data", why)
+            groups, why = self._client.take(size - len(batch), TAKE_SECONDS)
             self.clock.enter("other")
-            waited = 0.0 if groups else waited + TAKE_SECONDS
-            if waited and waited % SAY_EVERY < TAKE_SECONDS:
-                log.warning("waiting for data for %.0f s: %s", waited, why)
+            before = len(batch)
             for group, batches in groups:
                 verdict = judge(group, batches, self._config.outcomes, self._gate, self._version)
-                if isinstance(verdict, Dropped):
-                    self._drop(verdict, len(batch))
+                self._seen.append(verdict.seen)
+                if isinstance(verdict, Dropped):  # out of the batch, and its place in the gate is free at once
+                    self._client.settle([verdict.group], verdict.fates)
+                    self._dropped[verdict.reason] += 1
                 else:
                     batch.append(verdict)
+            if not groups and self._client.done:
+                log.info("%s: the last batch has %d of %d groups", why, len(batch), size)
+                self._exhausted = True
+                break
+            now = time.monotonic()
+            if len(batch) > before:
+                said = now
+            elif now - said > SAY_EVERY:
+                said = now
+                log.warning("%s", self._waiting_line(len(batch), now - began, why))
         return batch
 
-    def _drop(self, verdict: Dropped, collected: int) -> None:
-        """Out of the batch, and its place in the gate is free at once."""
-        self._client.settle([verdict.group], verdict.fates)
-        self._dropped[verdict.reason] += 1
-        self._pass_rates.append(verdict.pass_rate)
-        total = self._dropped.total()
-        if total % (4 * self._config.learner.batch) == 0:
-            mean = sum(self._pass_rates) / len(self._pass_rates)
-            log.warning(
-                "%d groups dropped for this batch (%s), %d of %d found; the dropped ones' pass rate is %.2f: "
-                "tasks are too %s, or raise rollout.group",
-                total,
-                ", ".join(f"{count} {reason}" for reason, count in self._dropped.items()),
-                collected,
-                self._config.learner.batch,
-                mean,
-                "easy" if mean > 0.5 else "hard",
-            )
+    def _waiting_line(self, found: int, seconds: float, why: str) -> str:
+        line = f"waiting for data for {seconds:.0f} s: {found} of {self._config.learner.batch} groups"
+        if self._dropped:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in self._dropped.items())
+            rate = sum(seen.pass_rate() for seen in self._seen) / len(self._seen)
+            line += f"; dropped {reasons}; pass rate of all {rate:.2f}"
+            if self._dropped["zero_signal"] > found:
+                line += f": tasks are too {'easy' if rate > 0.5 else 'hard'}, or raise rollout.group"
+        return f"{line}; {why}" if why else line
 
-    def _step(self, batch: list[Candidate]) -> None:
+    def _step(self, batch: list[Candidate]) -> bool:
+        """False when it was cut short by being asked to stop; the queue then hands the batch out again."""
         self.clock.enter("forward/backward")
-        stats, fates = self._trainer.step(batch, self._version)
+        made = self._trainer.step(batch, self._version, stopping=lambda: self._stopping)
+        if made is None:
+            return False
+        stats, fates = made
         if stats.skipped:
             log.warning("step %d: gradient is not finite (%s); parameters stay", self._version + 1, stats.grad_norm)
         self._version += 1
@@ -150,20 +165,41 @@ class Learner:
         if every and self._version % every == 0:
             self._save()
         self.clock.enter("other")
-        values = self._report.values(stats, batch, self._dropped, publish_s)
+        values = self._report.values(stats, self._seen, self._dropped, publish_s)
         self._metrics.log(self._version, values)
         log.info("%s", self._report.line(self._version, self._config.run.steps, stats, values))
+        return True
 
     def _publish(self) -> float:
         """Seconds it took."""
-        before = self.clock.reading().parts.get("publishing", 0.0)
+        began = time.monotonic()
         self.clock.enter("publishing")
         self._client.publish(self._publisher.publish(self._version, self._policy.tensors()))
         self.clock.enter("other")
-        return self.clock.reading().parts.get("publishing", 0.0) - before
+        return time.monotonic() - began
 
     def _save(self) -> None:
         self.clock.enter("checkpoint")
         checkpoint.save(self._run_dir.checkpoints, self._version, self._policy, self._optimizer)
         self._saved = self._version
-        self._client.checkpointed(self._version)
+        with contextlib.suppress(QueueAway):  # it then learns of it when the next learner says hello
+            self._client.checkpointed(self._version)
+
+    def _finish(self) -> None:
+        """The model as a folder, and the last version where it can be read when this process is gone."""
+        self.clock.enter("checkpoint")
+        checkpoint.export(self._run_dir.checkpoints / "final", self._policy, self._config.model.path)
+        if not self._publisher.temporary:
+            return
+        self.clock.enter("publishing", why="rollouters load the last version")
+        try:
+            lasting = Publisher(self._run_dir.weights)
+            self._client.publish(lasting.publish(self._version, self._policy.tensors()))
+            until = time.monotonic() + HAND_OVER_SECONDS
+            while behind := [beat.name for beat in self._client.status().rollouters if beat.version < self._version]:
+                if self._stopping or time.monotonic() > until:
+                    log.warning("leaves before %s loaded version %d", ", ".join(behind), self._version)
+                    return
+                time.sleep(POLL_SECONDS)
+        except QueueAway as away:
+            log.warning("leaves without the queue: %s", away)

@@ -1,12 +1,15 @@
-"""A step as metrics and as one line. Names are those of `observe/names.py`."""
+"""A step as metrics and as one line. Names are those of the contract.
 
+Invariant: what is not finite is left out (JSON has neither inf nor NaN; `grad/skipped` says that it happened). Rewards,
+lengths and outcomes are of every group taken since the last step, those without signal included.
+"""
+
+import math
 from collections import Counter
+from collections.abc import Sequence
 
-import torch
-
-from slipstream.learner.groups import Candidate
-from slipstream.learner.packing import lengths_of
-from slipstream.learner.step import StepStats, finite
+from slipstream.learner.groups import Seen
+from slipstream.learner.step import StepStats
 from slipstream.observe.clock import Clock
 from slipstream.queue.client import LearnerClient
 from slipstream.queue.messages import Status
@@ -18,19 +21,17 @@ class Report:
     def __init__(self, client: LearnerClient, clock: Clock) -> None:
         self._client, self._clock = client, clock
         self._wall = 0.0
-        self._trained = 0
-        self._generated = 0
+        self._generated = client.status().tokens.generated
 
-    def values(
-        self, stats: StepStats, batch: list[Candidate], dropped: "Counter[str]", publish_s: float
-    ) -> dict[str, float]:
+    def values(self, stats: StepStats, seen: list[Seen], dropped: "Counter[str]", publish_s: float) -> dict[str, float]:
         status = self._client.status()
-        return {
-            **_step_values(stats, dropped, publish_s),
-            **_batch_values(batch, dropped),
+        values = {
+            **_step_values(stats, publish_s),
+            **_group_values(seen, dropped),
             **_status_values(status),
             **self._times(status, stats),
         }
+        return {name: value for name, value in values.items() if math.isfinite(value)}
 
     def _times(self, status: Status, stats: StepStats) -> dict[str, float]:
         reading = self._clock.reading()
@@ -55,14 +56,14 @@ class Report:
         )
 
 
-def _step_values(stats: StepStats, dropped: "Counter[str]", publish_s: float) -> dict[str, float]:
+def _step_values(stats: StepStats, publish_s: float) -> dict[str, float]:
     return {
-        "loss/policy": finite(stats.loss),
-        "loss/entropy": finite(stats.entropy),
-        "grad/norm": finite(stats.grad_norm),
+        "loss/policy": stats.loss,
+        "loss/entropy": stats.entropy,
+        "loss/clip_fraction": stats.clip_fraction,
+        "grad/norm": stats.grad_norm,
         "grad/skipped": float(stats.skipped),
         "lr": stats.lr,
-        "loss/clip_fraction": stats.clip_fraction,
         "is/ess": stats.ess,
         "is/weight_mean": stats.weight_mean,
         "is/clipped_fraction": stats.clipped_fraction,
@@ -79,21 +80,25 @@ def _step_values(stats: StepStats, dropped: "Counter[str]", publish_s: float) ->
     }
 
 
-def _batch_values(batch: list[Candidate], dropped: "Counter[str]") -> dict[str, float]:
-    rewards = torch.cat([candidate.packed.rewards for candidate in batch])
-    rewards = rewards[~rewards.isnan()]
-    lengths = torch.cat([lengths_of(candidate.packed.cu_seqlens) for candidate in batch])
-    outcomes = Counter(outcome for candidate in batch for outcome in candidate.packed.outcomes)
-    values = {
-        "reward/mean": float(rewards.mean()) if len(rewards) else 0.0,
-        "groups/taken": float(len(batch) + dropped.total()),
+def _group_values(seen: list[Seen], dropped: "Counter[str]") -> dict[str, float]:
+    lengths = [length for group in seen for length in group.lengths]
+    parts: dict[str, list[float]] = {}
+    for group in seen:
+        for name, values in group.parts.items():
+            parts.setdefault(name, []).extend(values)
+    outcomes = Counter(outcome for group in seen for outcome in group.outcomes)
+    return {
+        "reward/mean": _mean([reward for group in seen for reward in group.rewards]),
+        "groups/taken": float(len(seen)),
         "groups/zero_signal": float(dropped["zero_signal"]),
         "groups/discarded_stale": float(dropped["discarded_stale"]),
-        "groups/pass_rate": float((rewards >= 1).double().mean()) if len(rewards) else 0.0,
-        "length/mean": float(lengths.double().mean()),
-        "length/max": float(lengths.max()),
+        "groups/pass_rate": _mean([group.pass_rate() for group in seen]),
+        "turns/mean": _mean([turns for group in seen for turns in group.turns]),
+        "length/mean": _mean(lengths),
+        "length/max": float(max(lengths)),
+        **{f"reward/{name}": _mean(values) for name, values in parts.items()},
+        **{f"outcome/{name}": float(count) for name, count in outcomes.items()},
     }
-    return values | {f"outcome/{name}": float(count) for name, count in outcomes.items()}
 
 
 def _status_values(status: Status) -> dict[str, float]:
@@ -115,8 +120,12 @@ def _status_values(status: Status) -> dict[str, float]:
         "weights/version": float(status.version),
     }
     if pauses:
-        values["weights/pause_s"] = sum(pauses) / len(pauses) / 1e3
+        values["weights/pause_s"] = _mean(pauses) / 1e3
     return values
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / max(1, len(values))
 
 
 def _key(part: str) -> str:

@@ -4,16 +4,19 @@ Invariant: gradients accumulate unnormalized by micro-batch and share one denomi
 batch into micro-batches gives the same step. No token over the cutoff, of a masked trajectory, or cut by a mask rule
 enters the loss.
 
-The denominator counts trainable tokens (or trajectories): sampled, of a trajectory that trains, not stale. Tokens that a
-mismatch rule cuts stay in it ("sampled", not "kept"), since they are known only once log-probs are; cutting then never
-makes the others' steps larger.
+The denominator counts what can be trained on: tokens that are sampled, of a trajectory that trains, and fresh; or
+trajectories with such a token. Tokens that a mismatch rule cuts stay in it ("sampled", not "kept"), since they are
+known only once log-probs are; cutting then never makes the others' steps larger.
 
 A batch gets exactly one step, so the proximal policy (the one before the step) is the current one: its log-probs are
-those of the same forward pass, detached, and the clipped ratio starts at 1.
+those of the same forward pass, detached, and the clipped ratio starts at 1. Correction rules look at one token or one
+trajectory at a time, and micro-batches hold whole trajectories: weights and masks are those of the whole batch; their
+statistics are computed once over all of it.
 """
 
 import math
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -22,18 +25,19 @@ from torch import Tensor
 
 from slipstream.config import Config
 from slipstream.learner.advantages import group_advantages
-from slipstream.learner.corrections import Correction, Rule, correct
-from slipstream.learner.groups import Candidate, fates_of
+from slipstream.learner.corrections import Rule, correct
+from slipstream.learner.groups import Candidate, fates_of, is_scored
 from slipstream.learner.losses import aggregate, policy_loss
 from slipstream.learner.optimizer import Optimizer
-from slipstream.learner.packing import segment_sum
+from slipstream.learner.packing import lengths_of, segment_sum
 from slipstream.learner.policy import Policy
 from slipstream.queue import Packed
 from slipstream.queue.messages import Fate
 
 
 class StepStats(msgspec.Struct):
-    """What one step did. Fractions and means are over the tokens that could be trained on."""
+    """What one step did. Fractions and means are over the tokens that could be trained on, staleness over those that
+    were."""
 
     loss: float
     entropy: float
@@ -58,27 +62,19 @@ class StepStats(msgspec.Struct):
 
 
 class Batch(NamedTuple):
-    """A batch of trajectories as packed tensors; `trainable` bool [T], `advantages` [N]."""
+    """The trajectories with a token to train on; the others are not forwarded."""
 
     data: Packed
-    trainable: Tensor
-    advantages: Tensor
+    trainable: Tensor  # bool [T]
+    advantages: Tensor  # [N]
+    places: Tensor  # bool over the tokens of all candidates: which of them are here
 
 
 def collate(candidates: list[Candidate], estimator: str, population: bool) -> Batch:
-    """Join groups into one batch. Trajectories without a score have advantage 0 and are in no baseline."""
-    parts = [candidate.packed for candidate in candidates]
-    bounds = torch.cat([part.cu_seqlens[1:] - part.cu_seqlens[:-1] for part in parts]).cumsum(0)
-    zero = torch.zeros(1, dtype=torch.int32)
-    data = Packed(
-        **{
-            name: torch.cat([getattr(part, name) for part in parts])
-            for name in ("token_ids", "sampled", "logprobs", "versions", "rewards", "groups", "leases")
-        },
-        cu_seqlens=torch.cat([zero, bounds.to(torch.int32)]),
-        outcomes=[outcome for part in parts for outcome in part.outcomes],
-    )
-    scored = ~data.rewards.isnan()
+    """Join groups into one batch. Every scored trajectory counts in its group's baseline."""
+    data = _joined([candidate.packed for candidate in candidates])
+    trainable = torch.cat([candidate.trainable for candidate in candidates])
+    scored = is_scored(data)
     lengths = segment_sum(data.sampled.long(), data.cu_seqlens)
     advantages = torch.zeros_like(data.rewards)
     advantages[scored] = group_advantages(
@@ -88,7 +84,32 @@ def collate(candidates: list[Candidate], estimator: str, population: bool) -> Ba
         lengths=lengths[scored],
         population=population,
     )
-    return Batch(data, torch.cat([candidate.trainable for candidate in candidates]), advantages)
+    present = segment_sum(trainable.long(), data.cu_seqlens) > 0
+    places = torch.repeat_interleave(present, lengths_of(data.cu_seqlens))
+    return Batch(_chosen(data, present, places), trainable[places], advantages[present], places)
+
+
+def _joined(parts: list[Packed]) -> Packed:
+    names = ("token_ids", "sampled", "logprobs", "versions", "rewards", "groups", "leases")
+    return Packed(
+        **{name: torch.cat([getattr(part, name) for part in parts]) for name in names},
+        cu_seqlens=_bounds(torch.cat([lengths_of(part.cu_seqlens) for part in parts])),
+        outcomes=[outcome for part in parts for outcome in part.outcomes],
+    )
+
+
+def _chosen(data: Packed, trajectories: Tensor, tokens: Tensor) -> Packed:
+    """Those trajectories, which have those tokens."""
+    return Packed(
+        **{name: getattr(data, name)[tokens] for name in ("token_ids", "sampled", "logprobs", "versions")},
+        **{name: getattr(data, name)[trajectories] for name in ("rewards", "groups", "leases")},
+        cu_seqlens=_bounds(lengths_of(data.cu_seqlens)[trajectories]),
+        outcomes=[outcome for outcome, here in zip(data.outcomes, trajectories.tolist(), strict=True) if here],
+    )
+
+
+def _bounds(lengths: Tensor) -> Tensor:
+    return torch.cat([torch.zeros(1, dtype=torch.int32), lengths.cumsum(0).to(torch.int32)])
 
 
 def split(cu_seqlens: Tensor, budget: int) -> list[tuple[int, int]]:
@@ -111,33 +132,43 @@ class Trainer:
     def __init__(self, config: Config, policy: Policy, optimizer: Optimizer) -> None:
         self._config, self._policy, self._optimizer = config, policy, optimizer
         self._rules = [rule for name in config.correction.presets for rule in Rule.preset(name)]
+        self._bypass = config.learner.proximal == "bypass"
+        if self._bypass and config.loss.name != "reinforce":
+            # The loss's own ratio is the importance ratio.
+            self._rules = [rule for rule in self._rules if rule.action == "mask"]
+        clips = config.loss.name in ("ppo", "gspo", "cispo")
+        self._params = {"clip_low": config.loss.clip_low, "clip_high": config.loss.clip_high} if clips else {}
 
-    def step(self, candidates: list[Candidate], version: int) -> tuple[StepStats, list[Fate]]:
+    def step(
+        self, candidates: list[Candidate], version: int, stopping: Callable[[], bool] = lambda: False
+    ) -> tuple[StepStats, list[Fate]] | None:
+        """None when `stopping` says so between two micro-batches: no parameter has changed then.
+
+        A gradient that is not finite leaves the parameters as they are; the batch is consumed all the same, and its
+        fates are those of a step.
+        """
         began = time.monotonic()
-        config = self._config
-        batch = collate(candidates, config.advantage.estimator, config.advantage.population)
+        batch = collate(candidates, self._config.advantage.estimator, self._config.advantage.population)
         denominator = self._denominator(batch)
-        loss, clipped, entropy = 0.0, 0.0, 0.0
-        logps: list[Tensor] = []
-        ranges = split(batch.data.cu_seqlens, config.learner.micro_tokens)
-        for start, end in ranges:
-            part = self._backward(batch, start, end, denominator)
-            loss += part.loss
-            clipped += part.clipped
-            entropy += part.entropy
-            logps.append(part.logp)
+        parts: list[_Part] = []
+        for start, end in split(batch.data.cu_seqlens, self._config.learner.micro_tokens):
+            if stopping():
+                return None
+            parts.append(self._backward(batch, start, end, denominator))
         stepped = self._optimizer.step(version)
-        correction = self._correct(torch.cat(logps), batch.data, batch.trainable)
-        staleness = (version - batch.data.versions[batch.trainable & correction.keep]).clamp(min=0)
+        logp = torch.cat([part.logp for part in parts])
+        correction = correct(logp, batch.data.logprobs, batch.trainable, batch.data.cu_seqlens, self._rules)
         count = max(1, int(batch.trainable.sum()))
         stats = correction.stats
+        # A learner that resumed meets tokens of versions that it is about to make again: they are not stale.
+        staleness = (version - batch.data.versions[correction.keep]).clamp(min=0).sort().values.tolist()
         done = StepStats(
-            loss=loss,
-            entropy=entropy / count,
+            loss=sum(part.loss for part in parts),
+            entropy=sum(part.entropy for part in parts) / count,
             grad_norm=stepped.grad_norm,
             skipped=stepped.skipped,
             lr=stepped.lr,
-            clip_fraction=clipped / count,
+            clip_fraction=sum(part.clipped for part in parts) / count,
             ess=stats.ess,
             weight_mean=stats.weight_mean,
             clipped_fraction=stats.clipped_fraction,
@@ -145,77 +176,64 @@ class Trainer:
             kl_k1=stats.kl_k1,
             kl_k3=stats.kl_k3,
             max_prob_diff=stats.max_prob_diff,
-            staleness_mean=float(staleness.double().mean()) if len(staleness) else 0.0,
-            staleness_p99=float(staleness.double().quantile(0.99)) if len(staleness) else 0.0,
-            staleness_max=int(staleness.max()) if len(staleness) else 0,
+            staleness_mean=sum(staleness) / max(1, len(staleness)),
+            staleness_p99=staleness[math.ceil(0.99 * len(staleness)) - 1] if staleness else 0,
+            staleness_max=staleness[-1] if staleness else 0,
             tokens=len(batch.data.token_ids),
-            trained=int((batch.trainable & correction.keep).sum()),
-            micro_batches=len(ranges),
+            trained=len(staleness),
+            micro_batches=len(parts),
             seconds=time.monotonic() - began,
         )
-        return done, self._fates(candidates, correction.keep)
+        keep = torch.zeros_like(batch.places)
+        keep[batch.places] = correction.keep
+        return done, self._fates(candidates, keep)
 
     def _denominator(self, batch: Batch) -> float:
-        config = self._config
-        trajectories = len(batch.data.rewards)
-        if config.loss.aggregation == "token_mean":
-            return max(1, int(batch.trainable.sum()))
-        if config.loss.aggregation == "sequence_mean":
-            return trajectories
-        return trajectories * config.rollout.max_tokens
-
-    def _correct(self, logp: Tensor, data: Packed, trainable: Tensor) -> Correction:
-        rules = self._rules
-        if self._config.learner.proximal == "bypass" and self._config.loss.name != "reinforce":
-            rules = [rule for rule in rules if rule.action == "mask"]  # the loss's own ratio is the importance ratio
-        return correct(logp, data.logprobs, trainable, data.cu_seqlens, rules)
+        mode, trajectories = self._config.loss.aggregation, len(batch.data.rewards)
+        if mode == "token_mean":
+            return int(batch.trainable.sum())
+        return trajectories * (self._config.rollout.max_tokens if mode == "sequence_sum" else 1)
 
     def _backward(self, batch: Batch, start: int, end: int, denominator: float) -> "_Part":
-        config, device = self._config, self._policy.device
-        data = slice_of(batch.data, start, end)
-        bounds = batch.data.cu_seqlens
-        trainable = batch.trainable[int(bounds[start]) : int(bounds[end])]
-        on_device = [each.to(device) for each in (data.token_ids, trainable, data.cu_seqlens, data.logprobs)]
-        token_ids, mask, cu_seqlens, rollout = on_device
-        current = self._policy.logprobs(token_ids, mask, cu_seqlens)
-        correction = self._correct(current.logp.detach(), data._replace(logprobs=rollout, cu_seqlens=cu_seqlens), mask)
-        lengths = (cu_seqlens[1:] - cu_seqlens[:-1]).long()
-        advantages = batch.advantages[start:end].to(device, current.logp.dtype)
-        bypass = config.learner.proximal == "bypass"
-        params = (
-            {"clip_low": config.loss.clip_low, "clip_high": config.loss.clip_high}
-            if config.loss.name in ("ppo", "gspo", "cispo")
-            else {}
+        device = self._policy.device
+        whole, bounds = batch.data, batch.data.cu_seqlens
+        first, last = int(bounds[start]), int(bounds[end])
+        token_ids, rollout, trainable = (
+            each[first:last].to(device) for each in (whole.token_ids, whole.logprobs, batch.trainable)
         )
+        cu_seqlens = (bounds[start : end + 1] - first).to(device)
+        current = self._policy.logprobs(token_ids, trainable, cu_seqlens)
+        logp = current.logp.detach()
+        correction = correct(logp, rollout, trainable, cu_seqlens, self._rules)
         loss = policy_loss(
-            config.loss.name,
+            self._config.loss.name,
             logp=current.logp,
-            logp_old=rollout if bypass else current.logp.detach(),
-            advantages=torch.repeat_interleave(advantages, lengths),
-            sampled=mask,
+            logp_old=rollout if self._bypass else logp,
+            advantages=torch.repeat_interleave(
+                batch.advantages[start:end].to(device, logp.dtype), lengths_of(cu_seqlens)
+            ),
+            sampled=trainable,
             cu_seqlens=cu_seqlens,
             weights=correction.weights,
             keep=correction.keep,
-            **params,
+            **self._params,
         )
-        total = aggregate(loss.per_token, mask, cu_seqlens, mode=config.loss.aggregation, denominator=denominator)
-        total.backward()
-        count = int(mask.sum())
+        total = aggregate(
+            loss.per_token, trainable, cu_seqlens, mode=self._config.loss.aggregation, denominator=denominator
+        )
+        if total.requires_grad:  # it does not if there was no log-prob to compute
+            total.backward()
         return _Part(
             loss=float(total.detach()),
-            clipped=loss.stats["clip_fraction"] * count,
+            clipped=loss.stats["clip_fraction"] * int(correction.keep.sum()),
             entropy=float(current.entropy.sum()),
-            logp=current.logp.detach().cpu(),
+            logp=logp.cpu(),
         )
 
     def _fates(self, candidates: list[Candidate], keep: Tensor) -> list[Fate]:
-        fates: list[Fate] = []
-        at = 0
-        for candidate in candidates:
-            size = len(candidate.trainable)
-            fates.extend(fates_of(candidate, keep[at : at + size]))
-            at += size
-        return fates
+        sizes = [len(candidate.trainable) for candidate in candidates]
+        pairs = zip(candidates, keep.split(sizes), strict=True)
+        return [fate for candidate, part in pairs for fate in fates_of(candidate, part)]
 
 
 class _Part(NamedTuple):
@@ -223,24 +241,3 @@ class _Part(NamedTuple):
     clipped: float
     entropy: float
     logp: Tensor
-
-
-def slice_of(data: Packed, start: int, end: int) -> Packed:
-    """Trajectories [start, end) of a packed batch."""
-    first, last = int(data.cu_seqlens[start]), int(data.cu_seqlens[end])
-    return Packed(
-        token_ids=data.token_ids[first:last],
-        sampled=data.sampled[first:last],
-        logprobs=data.logprobs[first:last],
-        versions=data.versions[first:last],
-        cu_seqlens=data.cu_seqlens[start : end + 1] - first,
-        rewards=data.rewards[start:end],
-        groups=data.groups[start:end],
-        leases=data.leases[start:end],
-        outcomes=data.outcomes[start:end],
-    )
-
-
-def finite(value: float) -> float:
-    """For a metric: JSON has no inf and no NaN."""
-    return value if math.isfinite(value) else -1.0
