@@ -19,7 +19,7 @@ from slipstream.learner.groups import Candidate, Dropped, Seen, judge
 from slipstream.learner.optimizer import Optimizer, learning_rate
 from slipstream.learner.policy import Policy
 from slipstream.learner.publisher import Publisher, weights_directory
-from slipstream.learner.report import Report
+from slipstream.learner.report import Report, waiting_line
 from slipstream.learner.step import Trainer
 from slipstream.observe.clock import Clock
 from slipstream.observe.metrics import MetricsWriter
@@ -136,18 +136,8 @@ class Learner:
                 said = now
             elif now - said > SAY_EVERY:
                 said = now
-                log.warning("%s", self._waiting_line(len(batch), now - began, why))
+                log.warning("%s", waiting_line(len(batch), size, now - began, self._dropped, self._seen, why))
         return batch
-
-    def _waiting_line(self, found: int, seconds: float, why: str) -> str:
-        line = f"waiting for data for {seconds:.0f} s: {found} of {self._config.learner.batch} groups"
-        if self._dropped:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in self._dropped.items())
-            rate = sum(seen.pass_rate() for seen in self._seen) / len(self._seen)
-            line += f"; dropped {reasons}; pass rate of all {rate:.2f}"
-            if self._dropped["zero_signal"] > found:
-                line += f": tasks are too {'easy' if rate > 0.5 else 'hard'}, or raise rollout.group"
-        return f"{line}; {why}" if why else line
 
     def _step(self, batch: list[Candidate]) -> bool:
         """False when it was cut short by being asked to stop; the queue then hands the batch out again."""

@@ -56,6 +56,18 @@ class Report:
         )
 
 
+def waiting_line(found: int, size: int, seconds: float, dropped: "Counter[str]", seen: list[Seen], why: str) -> str:
+    """What the learner says while there is no batch: how far it is, what was dropped, what the queue waits for."""
+    line = f"waiting for data for {seconds:.0f} s: {found} of {size} groups"
+    if dropped:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
+        rate = _mean([group.pass_rate() for group in seen])
+        line += f"; dropped {reasons}; pass rate {rate:.2f}"
+        if dropped["zero_signal"] > found:
+            line += f": tasks are too {'easy' if rate > 0.5 else 'hard'}, or raise rollout.group"
+    return f"{line}; {why}" if why else line
+
+
 def _step_values(stats: StepStats, publish_s: float) -> dict[str, float]:
     return {
         "loss/policy": stats.loss,

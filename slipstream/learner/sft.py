@@ -52,5 +52,5 @@ def train_sft(
         loss = aggregate(-logp, sampled, cu_seqlens, mode="token_mean")
         loss.backward()
         optimizer.step(step)
-        on_step(step + 1, steps, float(loss))
+        on_step(step + 1, steps, float(loss.detach()))
     policy.save(out, tokenizer_from=model)

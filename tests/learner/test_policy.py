@@ -1,4 +1,4 @@
-"""Log-probs of packed trajectories against the model alone: isolation, positions, chunks, temperature, what is refused."""
+"""Log-probs of packed trajectories against the model alone: isolation, chunks, temperature, what is refused."""
 
 from pathlib import Path
 

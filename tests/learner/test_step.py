@@ -1,7 +1,6 @@
 """The step: any split is the same step, what may not enter the loss does not, and what breaks leaves nothing broken."""
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -92,10 +91,10 @@ def settings(model: Path, *, micro: int = 10_000, name: str = "ppo", mode: str =
 
 
 @pytest.fixture
-def policy(tiny_model: Path) -> Iterator[Policy]:
+def policy(tiny_model: Path) -> Policy:
     policy = Policy(tiny_model, chunk_tokens=7)
     policy.model.double()
-    yield policy
+    return policy
 
 
 def gradients(policy: Policy, settings: Config) -> tuple[list[torch.Tensor], object]:
