@@ -92,6 +92,13 @@ def taken(trajectories: Sequence[Trajectory]) -> list[Any]:
     return [decode([memoryview(frame) for frame in encode([each])]) for each in trajectories]
 
 
+def run(what: str, raw: dict[str, Any], root: str) -> None:
+    """Be the "queue" or the "learner". Called in a process of its own, which is all that imports what it needs."""
+    import learner_processes
+
+    getattr(learner_processes, f"run_{what}")(raw, root)
+
+
 def config(model: Path | str, **sections: Any) -> Config:
     return Config(
         model=ModelSection(path=str(model)),

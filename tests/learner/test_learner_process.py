@@ -1,0 +1,273 @@
+"""The learner process with the real queue, over real sockets: it trains, is killed, is stopped, runs out of data."""
+
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from learner_world import config, run, trajectory
+
+from slipstream.config import (
+    Config,
+    LearnerSection,
+    RolloutSection,
+    RunDir,
+    RunSection,
+    StalenessSection,
+)
+from slipstream.learner import checkpoint, publisher
+from slipstream.learner.groups import Seen
+from slipstream.learner.policy import Policy
+from slipstream.learner.report import waiting_line
+from slipstream.observe.clock import ClockReading
+from slipstream.queue import messages
+from slipstream.queue.client import QueueClient
+from slipstream.trajectory import Outcome
+from slipstream.weights_file import checksum, read_tensors
+
+pytestmark = pytest.mark.asyncio
+PATIENCE = 60.0
+STEPS = 20
+METRICS = """\
+reward/mean reward/answer outcome/finished turns/mean length/mean length/max staleness/mean staleness/p99 staleness/max
+tokens/generated tokens/trained tokens/masked_stale tokens/zero_signal tokens/failed groups/taken groups/zero_signal
+groups/pass_rate mismatch/kl_k1 mismatch/kl_k3 mismatch/max_prob_diff is/ess is/weight_mean is/clipped_fraction
+is/masked_fraction loss/policy loss/entropy grad/norm lr queue/trajectories queue/bytes queue/leases weights/publish_s
+weights/pause_s weights/version time/learner/forward_backward time/learner/waiting_for_data time/learner/publishing
+time/learner/other time/rollouter/generating throughput/generated_tok_s throughput/trained_tok_s
+"""
+
+
+@pytest.fixture(scope="module")
+def processes() -> multiprocessing.context.ForkServerContext:
+    here = str(Path(__file__).parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["learner_processes"])
+    return context
+
+
+class World:
+    """A run directory with a queue, a learner that comes and goes, and a rollouter that is this test."""
+
+    def __init__(self, settings: Config, root: Path, processes: multiprocessing.context.ForkServerContext) -> None:
+        self.run_dir, self._processes = RunDir(root), processes
+        self._raw = msgspec.to_builtins(settings)
+        self.checksums: dict[int, list[str]] = {}  # of versions, as often as they were published
+        self.children: list[multiprocessing.process.BaseProcess] = []
+
+    def start(self, what: str) -> multiprocessing.process.BaseProcess:
+        child = self._processes.Process(target=run, args=(what, self._raw, str(self.run_dir.root)))
+        child.start()
+        self.children.append(child)
+        return child
+
+    async def connected(self) -> QueueClient:
+        url = self.run_dir.root / "queue.url"
+        await until(url.is_file)
+        return QueueClient(url.read_text().strip(), role="rollouter", name="fake")
+
+    async def roll_out(self, client: QueueClient) -> None:
+        """One trajectory a lease, of the newest weights; every fifth group has no signal, every ninth lease fails."""
+        await self._see(await client.weights(newer_than=-1, wait_s=PATIENCE))
+        while True:
+            granted = await client.ask(room=4, wait_s=0.2)
+            newest = await client.weights(newer_than=-1, wait_s=0)
+            await self._see(newest)
+            assert newest.weights is not None
+            for lease in granted.leases:
+                reward = 1.0 if lease.group % 5 == 4 else float(lease.member % 2)
+                outcome = Outcome.TIMEOUT if lease.lease % 9 == 8 else Outcome.FINISHED
+                made = trajectory(
+                    lease.lease, lease.group, length=16, reward=reward, outcome=outcome, versions=newest.weights.version
+                )
+                made.task, made.attempt = lease.task.id, lease.attempt
+                await client.deliver(made)
+            await self._beat(client, newest.weights.version)
+
+    async def _see(self, newest: messages.Newest) -> None:
+        weights = newest.weights
+        if weights is None or self.checksums.get(weights.version, [""])[-1] == weights.checksum:
+            return
+        with contextlib.suppress(FileNotFoundError):  # by now there is a newer one
+            assert checksum(read_tensors(weights)) == weights.checksum
+        self.checksums.setdefault(weights.version, []).append(weights.checksum)
+
+    async def _beat(self, client: QueueClient, version: int) -> None:
+        await client.beat(
+            messages.RollouterBeat(
+                name="fake",
+                version=version,
+                running=0,
+                leases=[],
+                tokens_in_flight=[],
+                tokens_generated=0,
+                pause_ms=[2.0],
+                clock=ClockReading(process="fake", parts={"generating": 1.0}, now="generating"),
+            )
+        )
+
+    def metrics(self) -> list[dict[str, float]]:
+        with contextlib.suppress(FileNotFoundError):
+            return [json.loads(line) for line in self.run_dir.metrics.read_text().splitlines()]
+        return []
+
+    def saved(self) -> list[str]:
+        return [path.name for path in checkpoint.whole(self.run_dir.checkpoints)]
+
+    def end(self) -> None:
+        for child in self.children:
+            child.kill()
+            child.join()
+
+
+async def until(holds: Callable[[], object], seconds: float = PATIENCE) -> None:
+    ends = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < ends, f"waited {seconds:.0f} s"
+        await asyncio.sleep(0.02)
+
+
+@contextlib.asynccontextmanager
+async def world(
+    settings: Config, root: Path, processes: multiprocessing.context.ForkServerContext
+) -> AsyncIterator[tuple[World, QueueClient]]:
+    """With a queue that serves and a rollouter that rolls out."""
+    made = World(settings, root, processes)
+    try:
+        made.start("queue")
+        async with await made.connected() as client:
+            rolling = asyncio.create_task(made.roll_out(client))
+            yield made, client
+            rolling.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await rolling  # what it asserts is asserted here
+    finally:
+        made.end()
+
+
+def settings(model: Path, *, steps: int, every: int = 2) -> Config:
+    return config(
+        model,
+        run=RunSection(steps=steps),
+        rollout=RolloutSection(group=2, max_tokens=12),
+        staleness=StalenessSection(depth=1.0, cutoff=2),
+        learner=LearnerSection(batch=2, lr=1e-3, warmup=2, checkpoint_every=every, micro_tokens=40, threads=1),
+    )
+
+
+async def ended(child: multiprocessing.process.BaseProcess) -> int | None:
+    await until(lambda: child.exitcode is not None)
+    return child.exitcode
+
+
+async def test_killed_stopped_and_to_the_end(
+    tiny_model: Path, tmp_path: Path, processes: multiprocessing.context.ForkServerContext
+) -> None:
+    """kill -9, then SIGTERM, then to the last step: versions made again are the same to the bit, the accounts hold."""
+    plan = settings(tiny_model, steps=STEPS)
+    async with world(plan, tmp_path, processes) as (here, client):
+        shared = publisher.weights_directory(plan, here.run_dir, 1)
+        learner = here.start("learner")
+        await until(lambda: len(here.metrics()) >= 3)
+        os.kill(learner.pid or 0, signal.SIGKILL)
+        assert await ended(learner) == -signal.SIGKILL
+        before = len(here.metrics())
+        assert shared.exists()
+
+        learner = here.start("learner")
+        await until(lambda: len(here.metrics()) > before + 1)
+        os.kill(learner.pid or 0, signal.SIGTERM)
+        assert await ended(learner) == 0
+        stopped_at = int(here.metrics()[-1]["step"])
+        assert here.saved()[-1] == f"v{stopped_at:08d}.pt"
+        assert not shared.exists()
+
+        assert await ended(here.start("learner")) == 0
+        status = await client.status()
+        rows = here.metrics()
+        assert [int(row["step"]) for row in rows[:before]] == list(range(1, before + 1))
+        again = [int(row["step"]) for row in rows[before:]]
+        assert again == list(range(again[0], STEPS + 1))
+        assert before - 1 <= again[0] <= before + 2  # from the checkpoint, which is written every 2 versions
+        for version, sums in here.checksums.items():
+            assert len(set(sums)) == 1, f"version {version} was made again, and differs"
+        assert set(here.checksums) >= {0, STEPS}
+        assert status.version == STEPS
+        assert status.tokens.holds()
+        assert status.trajectories.holds()
+        assert status.refused == 0
+        assert status.tokens.trained == rows[-1]["tokens/trained"] > 0
+        assert status.tokens.zero_signal > 0
+        assert status.tokens.failed["timeout"] > 0
+        await the_last_version_can_be_had(here, client, tiny_model)
+        assert not shared.exists()
+
+
+async def the_last_version_can_be_had(here: World, client: QueueClient, tiny_model: Path) -> None:
+    """By a rollouter that comes when the learner is gone, and as an ordinary folder."""
+    newest = (await client.weights(newer_than=-1, wait_s=0)).weights
+    assert newest is not None
+    assert newest.location.startswith(str(here.run_dir.weights))
+    last = read_tensors(newest)
+    assert checksum(last) == newest.checksum
+    from safetensors.torch import load_file
+    from transformers import AutoTokenizer
+
+    final = here.run_dir.checkpoints / "final"
+    exported = load_file(final / "model.safetensors")
+    assert all(exported[name].equal(tensor) for name, tensor in last.items())
+    assert AutoTokenizer.from_pretrained(final).chat_template
+    start = Policy(tiny_model, chunk_tokens=8).tensors()
+    assert not all(tensor.equal(start[name]) for name, tensor in last.items())
+
+
+async def test_metrics_and_the_line_of_a_step(
+    tiny_model: Path, tmp_path: Path, processes: multiprocessing.context.ForkServerContext
+) -> None:
+    async with world(settings(tiny_model, steps=3, every=0), tmp_path, processes) as (here, _):
+        assert await ended(here.start("learner")) == 0
+        row = here.metrics()[-1]
+        assert [name for name in METRICS.split() if name not in row] == []
+        assert {name.split("/")[-1] for name in row if name.startswith("time/learner/")} <= {
+            *("forward_backward", "waiting_for_data", "publishing", "checkpoint", "other")
+        }
+        assert row["staleness/max"] <= 2
+        assert row["reward/mean"] == pytest.approx(row["reward/answer"])
+        assert row["weights/pause_s"] == pytest.approx(0.002)
+        assert "step 3/3  reward " in (tmp_path / "learner.log").read_text()
+        assert here.saved() == ["v00000003.pt"]
+
+
+async def test_when_the_data_ends_the_rest_is_trained_and_it_leaves(
+    tiny_model: Path, tmp_path: Path, processes: multiprocessing.context.ForkServerContext
+) -> None:
+    async with world(settings(tiny_model, steps=10_000, every=0), tmp_path, processes) as (here, client):
+        learner = here.start("learner")
+        await until(lambda: here.metrics())
+        await client.drain(done=False)
+        assert await ended(learner) == 0
+        status = await client.status()
+        assert status.tokens.holds()
+        assert status.tokens.in_flight == 0
+        assert "no more groups will come" in (tmp_path / "learner.log").read_text()
+        assert (here.run_dir.checkpoints / "final" / "model.safetensors").is_file()
+
+
+async def test_what_it_says_while_there_is_nothing_to_train_on() -> None:
+    from collections import Counter
+
+    seen = [Seen(rewards=[0.0, 0.0], parts={}, lengths=[3, 3], turns=[1, 1], outcomes=["finished"] * 2)] * 5
+    said = waiting_line(1, 4, 30.0, Counter(zero_signal=5), seen, "no complete group: 3 trajectories run")
+    assert said == (
+        "waiting for data for 30 s: 1 of 4 groups; dropped 5 zero_signal; pass rate 0.00: tasks are too hard, "
+        "or raise rollout.group; no complete group: 3 trajectories run"
+    )
+    assert waiting_line(0, 4, 15.2, Counter(), [], "") == "waiting for data for 15 s: 0 of 4 groups"
