@@ -4,7 +4,6 @@ Invariant: version v+1 is published before the groups it consumed are settled, a
 on disk: whatever is killed in between, the queue hands out again what the newest checkpoint does not contain.
 """
 
-import contextlib
 import logging
 import signal
 import time
@@ -29,20 +28,23 @@ from slipstream.staleness import Gate
 log = logging.getLogger(__name__)
 
 TAKE_SECONDS = 2.0  # one wait for groups; then the clock is read, signals are heeded, and it is made again
-LEAVE_SECONDS = 10.0  # after SIGTERM, how long a queue that is away is waited for
+LEAVE_SECONDS = 5.0  # after SIGTERM, how long a queue that is away is waited for
 SAY_EVERY = 15.0  # seconds without a group to train on between two lines that say why
 HAND_OVER_SECONDS = 15.0  # at the end, how long rollouters are waited for that have not loaded the last version
 POLL_SECONDS = 0.1
 
 
 def run(config: Config, run_dir: RunDir) -> int:
-    """Train until run.steps, or SIGTERM. Returns the exit code."""
+    """Train until run.steps, or SIGTERM or SIGINT. Returns the exit code."""
     if config.learner.threads:
         torch.set_num_threads(config.learner.threads)
     torch.manual_seed(config.run.seed)
     torch.use_deterministic_algorithms(not torch.cuda.is_available())
+    # It finds bugs, and takes 5% of a step.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     learner = Learner(config, run_dir)
-    signal.signal(signal.SIGTERM, learner.stop)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, learner.stop)
     try:
         return learner.train()
     finally:
@@ -66,7 +68,7 @@ class Learner:
         self._trainer = Trainer(config, self._policy, self._optimizer)
         self._gate = Gate(config.learner.batch, config.staleness.depth, config.staleness.cutoff)
         self._version = checkpoint.load_newest(run_dir.checkpoints, self._policy, self._optimizer)
-        self._saved = self._version
+        self._saved = self._settled = self._version
         nbytes = sum(tensor.numel() * 4 for tensor in self._policy.tensors().values())
         self._publisher = Publisher(weights_directory(config, run_dir, nbytes))
         self._client = LearnerClient((run_dir.root / "queue.url").read_text().strip(), version=self._version)
@@ -94,12 +96,15 @@ class Learner:
                 batch = self._collect()
                 if not batch or not self._step(batch):
                     break
+            if self._version > self._saved:
+                self._save()
+            if self._version >= self._config.run.steps or self._exhausted:
+                self._finish()
         except QueueAway as away:  # only once it is asked to stop
             log.warning("leaves without the queue: %s", away)
-        if self._version > self._saved:
-            self._save()
-        if self._version >= self._config.run.steps or self._exhausted:
-            self._finish()
+            # A version whose groups the queue may not have booked is not kept: they would be trained on twice.
+            if self._version == self._settled > self._saved:
+                self._write()
         self.clock.enter("other")
         log.info("leaves at version %d", self._version)
         return 0
@@ -151,6 +156,7 @@ class Learner:
         self._version += 1
         publish_s = self._publish()
         self._client.settle([candidate.group for candidate in batch], fates, self._version)
+        self._settled = self._version
         every = self._config.learner.checkpoint_every
         if every and self._version % every == 0:
             self._save()
@@ -169,11 +175,14 @@ class Learner:
         return time.monotonic() - began
 
     def _save(self) -> None:
+        self._write()
+        self._client.checkpointed(self._version)
+
+    def _write(self) -> None:
+        """Without telling the queue, which also hears of it when the next learner says hello."""
         self.clock.enter("checkpoint")
         checkpoint.save(self._run_dir.checkpoints, self._version, self._policy, self._optimizer)
         self._saved = self._version
-        with contextlib.suppress(QueueAway):  # it then learns of it when the next learner says hello
-            self._client.checkpointed(self._version)
 
     def _finish(self) -> None:
         """The model as a folder, and the last version where it can be read when this process is gone."""
@@ -182,14 +191,11 @@ class Learner:
         if not self._publisher.temporary:
             return
         self.clock.enter("publishing", why="rollouters load the last version")
-        try:
-            lasting = Publisher(self._run_dir.weights)
-            self._client.publish(lasting.publish(self._version, self._policy.tensors()))
-            until = time.monotonic() + HAND_OVER_SECONDS
-            while behind := [beat.name for beat in self._client.status().rollouters if beat.version < self._version]:
-                if self._stopping or time.monotonic() > until:
-                    log.warning("leaves before %s loaded version %d", ", ".join(behind), self._version)
-                    return
-                time.sleep(POLL_SECONDS)
-        except QueueAway as away:
-            log.warning("leaves without the queue: %s", away)
+        lasting = Publisher(self._run_dir.weights)
+        self._client.publish(lasting.publish(self._version, self._policy.tensors()))
+        until = time.monotonic() + HAND_OVER_SECONDS
+        while behind := [beat.name for beat in self._client.status().rollouters if beat.version < self._version]:
+            if self._stopping or time.monotonic() > until:
+                log.warning("leaves before %s loaded version %d", ", ".join(behind), self._version)
+                return
+            time.sleep(POLL_SECONDS)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,7 +104,7 @@ import itertools, sys
 sys.path.insert(0, {here!r})
 from pathlib import Path
 from test_checkpoint import Small
-small, folder = Small(400), Path(sys.argv[1])
+small, folder = Small(1000), Path(sys.argv[1])
 for version in itertools.count(int(sys.argv[2])):
     small.policy.model.weight.data.fill_(version)
     small.save(folder, version)
@@ -122,15 +123,17 @@ def test_a_kill_while_saving_leaves_a_whole_one(tmp_path: Path) -> None:
         )
         try:
             assert saver.stdout is not None
-            for _ in range(5 + 3 * round_):
+            for _ in range(5 + round_):
                 last = int(saver.stdout.readline())
+            time.sleep(0.004 * round_)  # somewhere else in what it does
         finally:
             os.kill(saver.pid, signal.SIGKILL)
             rest = saver.communicate()[0].split()
         last = max([last, *map(int, rest)])
-        found = Small(400)
+        found = Small(1000)
         version = found.load(tmp_path)
         assert version in (last, last + 1)
         assert found.weights().unique().tolist() == [version]
         assert not list(tmp_path.glob(".v*"))  # what was half written is gone
+        assert not list(tmp_path.glob("*.damaged"))  # and never had the name of a whole one
         last = version

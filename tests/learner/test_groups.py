@@ -85,6 +85,16 @@ def test_one_score_is_no_baseline() -> None:
     assert [(fate.zero_signal, fate.failed) for fate in found.fates] == [(8, 0), (0, 8)]
 
 
+def test_a_member_without_a_score_is_neither_trained_on_nor_a_zero() -> None:
+    """Whatever its outcome says: null, NaN and infinity are no scores."""
+    for reward in (None, float("nan"), float("inf"), float("-inf")):
+        found = verdict(trajectory(1, 7, reward=1.0), trajectory(2, 7, reward=0.0), trajectory(3, 7, reward=reward))
+        assert isinstance(found, Candidate)
+        assert found.trains.tolist() == [True, True, False]
+        assert found.seen.rewards == [1.0, 0.0]
+        assert fates_of(found, torch.ones(36, dtype=torch.bool))[2] == Fate(lease=3, outcome="finished", failed=8)
+
+
 def test_a_masked_member_counts_in_the_baseline_when_it_was_scored() -> None:
     found = verdict(trajectory(1, 7, reward=1.0), trajectory(2, 7, reward=0.0, outcome=Outcome.TIMEOUT))
     assert isinstance(found, Candidate)

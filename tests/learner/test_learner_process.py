@@ -62,6 +62,8 @@ class World:
         self._raw = msgspec.to_builtins(settings)
         self.checksums: dict[int, list[str]] = {}  # of versions, as often as they were published
         self.children: list[multiprocessing.process.BaseProcess] = []
+        self._rolling: asyncio.Task[None] | None = None
+        self._roll_on = False
 
     def start(self, what: str) -> multiprocessing.process.BaseProcess:
         child = self._processes.Process(target=run, args=(what, self._raw, str(self.run_dir.root)))
@@ -74,10 +76,20 @@ class World:
         await until(url.is_file)
         return QueueClient(url.read_text().strip(), role="rollouter", name="fake")
 
-    async def roll_out(self, client: QueueClient) -> None:
+    def resume_rolling_out(self, client: QueueClient) -> None:
+        self._roll_on = True
+        self._rolling = asyncio.create_task(self._roll_out(client))
+
+    async def stop_rolling_out(self) -> None:
+        """Once all it has a lease for is delivered. What it asserts is asserted here."""
+        assert self._rolling is not None
+        self._roll_on = False
+        await self._rolling
+
+    async def _roll_out(self, client: QueueClient) -> None:
         """One trajectory a lease, of the newest weights; every fifth group has no signal, every ninth lease fails."""
         await self._see(await client.weights(newer_than=-1, wait_s=PATIENCE))
-        while True:
+        while self._roll_on:
             granted = await client.ask(room=4, wait_s=0.2)
             newest = await client.weights(newer_than=-1, wait_s=0)
             await self._see(newest)
@@ -144,11 +156,9 @@ async def world(
     try:
         made.start("queue")
         async with await made.connected() as client:
-            rolling = asyncio.create_task(made.roll_out(client))
+            made.resume_rolling_out(client)
             yield made, client
-            rolling.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await rolling  # what it asserts is asserted here
+            await made.stop_rolling_out()
     finally:
         made.end()
 
@@ -259,6 +269,50 @@ async def test_when_the_data_ends_the_rest_is_trained_and_it_leaves(
         assert status.tokens.in_flight == 0
         assert "no more groups will come" in (tmp_path / "learner.log").read_text()
         assert (here.run_dir.checkpoints / "final" / "model.safetensors").is_file()
+
+
+async def test_asked_to_stop_while_the_queue_is_away_it_leaves_and_nothing_is_trained_twice(
+    tiny_model: Path, tmp_path: Path, processes: multiprocessing.context.ForkServerContext
+) -> None:
+    async with world(settings(tiny_model, steps=STEPS, every=5), tmp_path, processes) as (here, client):
+        queue, learner = here.children[0], here.start("learner")
+        await until(lambda: len(here.metrics()) >= 2)
+        await here.stop_rolling_out()
+        while (await client.status()).trajectories.in_flight >= 4:  # noqa: ASYNC110 - a step may be on its way
+            await asyncio.sleep(0.02)
+        os.kill(queue.pid or 0, signal.SIGKILL)
+        os.kill(learner.pid or 0, signal.SIGTERM)
+        assert await ended(learner) == 0
+        assert "leaves without the queue" in (tmp_path / "learner.log").read_text()
+        assert here.saved()[-1] == f"v{len(here.metrics()):08d}.pt"
+        await ended(queue)
+        here.resume_rolling_out(client)
+        here.start("queue")
+        assert await ended(here.start("learner")) == 0
+        status = await client.status()
+        assert status.version == STEPS
+        assert status.tokens.holds()
+        assert status.refused == 0
+        assert all(len(set(sums)) == 1 for sums in here.checksums.values())
+
+
+async def test_the_queue_may_die_and_come_back_at_any_step(
+    tiny_model: Path, tmp_path: Path, processes: multiprocessing.context.ForkServerContext
+) -> None:
+    """Also between a version and its booking: the learner waits for the queue, and goes on."""
+    async with world(settings(tiny_model, steps=STEPS), tmp_path, processes) as (here, client):
+        learner = here.start("learner")
+        for rows in (1, 4, 8):
+            await until(lambda rows=rows: len(here.metrics()) >= rows)
+            queue = next(child for child in reversed(here.children) if child is not learner)
+            os.kill(queue.pid or 0, signal.SIGKILL)
+            await ended(queue)
+            here.start("queue")
+        assert await ended(learner) == 0
+        status = await client.status()
+        assert [int(row["step"]) for row in here.metrics()] == list(range(1, STEPS + 1))
+        assert status.tokens.holds()
+        assert status.refused == 0
 
 
 async def test_what_it_says_while_there_is_nothing_to_train_on() -> None:
