@@ -5,6 +5,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -60,6 +61,7 @@ class World:
     def __init__(self, settings: Config, root: Path, processes: multiprocessing.context.ForkServerContext) -> None:
         self.run_dir, self._processes = RunDir(root), processes
         self._raw = msgspec.to_builtins(settings)
+        self.shared = publisher.weights_directory(settings, self.run_dir, 1)
         self.checksums: dict[int, list[str]] = {}  # of versions, as often as they were published
         self.children: list[multiprocessing.process.BaseProcess] = []
         self._rolling: asyncio.Task[None] | None = None
@@ -138,6 +140,7 @@ class World:
         for child in self.children:
             child.kill()
             child.join()
+        shutil.rmtree(self.shared, ignore_errors=True)  # it is gone already, unless the test failed
 
 
 async def until(holds: Callable[[], object], seconds: float = PATIENCE) -> None:
@@ -182,15 +185,13 @@ async def test_killed_stopped_and_to_the_end(
     tiny_model: Path, tmp_path: Path, processes: multiprocessing.context.ForkServerContext
 ) -> None:
     """kill -9, then SIGTERM, then to the last step: versions made again are the same to the bit, the accounts hold."""
-    plan = settings(tiny_model, steps=STEPS)
-    async with world(plan, tmp_path, processes) as (here, client):
-        shared = publisher.weights_directory(plan, here.run_dir, 1)
+    async with world(settings(tiny_model, steps=STEPS), tmp_path, processes) as (here, client):
         learner = here.start("learner")
         await until(lambda: len(here.metrics()) >= 3)
         os.kill(learner.pid or 0, signal.SIGKILL)
         assert await ended(learner) == -signal.SIGKILL
         before = len(here.metrics())
-        assert shared.exists()
+        assert here.shared.exists()
 
         learner = here.start("learner")
         await until(lambda: len(here.metrics()) > before + 1)
@@ -198,7 +199,7 @@ async def test_killed_stopped_and_to_the_end(
         assert await ended(learner) == 0
         stopped_at = int(here.metrics()[-1]["step"])
         assert here.saved()[-1] == f"v{stopped_at:08d}.pt"
-        assert not shared.exists()
+        assert not here.shared.exists()
 
         assert await ended(here.start("learner")) == 0
         status = await client.status()
@@ -218,7 +219,7 @@ async def test_killed_stopped_and_to_the_end(
         assert status.tokens.zero_signal > 0
         assert status.tokens.failed["timeout"] > 0
         await the_last_version_can_be_had(here, client, tiny_model)
-        assert not shared.exists()
+        assert not here.shared.exists()
 
 
 async def the_last_version_can_be_had(here: World, client: QueueClient, tiny_model: Path) -> None:
