@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from learner_world import VOCABULARY, save_tiny_model
+from learner_world import VOCABULARY
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from slipstream.errors import UserError
@@ -91,7 +91,12 @@ def test_models_that_would_be_silently_wrong_are_refused(tmp_path: Path) -> None
 
 
 def test_dropout_is_off(tmp_path: Path) -> None:
-    save_tiny_model(tmp_path, attention_dropout=0.5)
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    GPT2LMHeadModel(
+        GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=1, n_head=2, n_positions=64, resid_pdrop=0.5)
+    ).save_pretrained(tmp_path)
     policy = Policy(tmp_path, chunk_tokens=64)
     ids, cu_seqlens = packed(LENGTHS)
     wanted = torch.ones(len(ids), dtype=torch.bool)
