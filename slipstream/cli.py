@@ -21,6 +21,7 @@ import msgspec
 from slipstream.config import Config, RunDir
 from slipstream.configfile import differing, field_help, read_config, write_config
 from slipstream.errors import UserError
+from slipstream.parent import die_with_supervisor
 
 if TYPE_CHECKING:
     from slipstream.queue import RunAccounts
@@ -103,8 +104,10 @@ def _accounts(arguments: argparse.Namespace) -> int:
 def _show(arguments: argparse.Namespace) -> int:
     run_dir = _existing(arguments.run)
     from slipstream.observe.show import show
+    from slipstream.queue import read_trajectories
 
-    show(run_dir, arguments.trajectory)
+    model = read_config(run_dir.config, files=False).model.path
+    show(read_trajectories(run_dir.journal), arguments.trajectory, model)
     sys.stdout.flush()
     return 0
 
@@ -138,6 +141,9 @@ def _tasks(config: Config) -> "tuple[list[Task], list[Task]]":
 
 def _process(arguments: argparse.Namespace) -> tuple[Config, RunDir]:
     """What each of a run's processes starts with."""
+    die_with_supervisor()
+    # Threads that wait for work sleep: spinning, they take the core from whoever shares it. torch reads this.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     return read_config(arguments.config, arguments.overrides), RunDir(arguments.dir.resolve())
 

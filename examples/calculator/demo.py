@@ -4,6 +4,7 @@ python examples/calculator/demo.py --seed 3
 """
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
@@ -13,6 +14,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 HERE = Path(__file__).parent
 START_MODEL = HERE.parent.parent / ".cache" / "calculator-model"
+
+
+# Threads that wait for work sleep: spinning, they take the core from whoever shares it. Read when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def make_start_model(console: Console) -> None:

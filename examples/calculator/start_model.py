@@ -156,7 +156,7 @@ def save_untrained(folder: Path) -> None:
 
 def build_tokenizer():
     """Byte-level BPE, learnt from the dialogues' own text. Numbers fall into pairs of digits: half the tokens of single
-    digits, and each pair is still seen often enough."""
+    digits, and each pair is still seen often enough. Words keep their punctuation: JSON is then half as long."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -167,7 +167,10 @@ def build_tokenizer():
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(r"\d{1,2}"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Split(Regex(r"\d{1,2}| ?[^\s\d]+|\s"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     core.decoder = decoders.ByteLevel()
     core.train_from_iterator(

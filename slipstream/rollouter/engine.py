@@ -81,7 +81,7 @@ class Engine:
         from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from slipstream.rollouter.engine_worker import die_with_parent
+        from slipstream.parent import die_with_parent
 
         on_cpu = current_platform.is_cpu()
         fork = section.start == "fork" or (section.start == "auto" and on_cpu)

@@ -6,24 +6,17 @@ right; after loading, every parameter the engine computes with equals the publis
 vLLM imports this module in each worker process (`worker_extension_cls`), before the model is built.
 """
 
-import ctypes
 import multiprocessing
-import signal
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from slipstream.parent import die_with_parent
 from slipstream.queue.messages import Weights
 from slipstream.weights_file import checksum, differences, model_tensors, read_tensors
 
 if TYPE_CHECKING:
     import torch
-
-
-def die_with_parent() -> None:
-    """An engine whose rollouter was killed would live for ever: ask the kernel to kill it with its parent."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def keep_plain_weights_on_cpu() -> None:

@@ -23,6 +23,7 @@ from slipstream.trajectory import Outcome
 log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 1.0
+LEAVE_SECONDS = 5.0  # when this process ends, how long a queue that is away is waited for
 ASK_SECONDS = 5.0  # how long one request for leases or weights waits at the queue before it is made again
 
 
@@ -68,8 +69,9 @@ class Rollouter:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._leave, 0)
         async with asyncio.TaskGroup() as everything:
             trajectories = await everything.create_task(self._until_over(everything))
-            for task in trajectories:
+            for task in list(trajectories):
                 task.cancel()
+        self._client.give_up_after = LEAVE_SECONDS
         if self._leases:  # somebody else, or a later process, makes them anew
             await self._client.give_back(list(self._leases), reason="rollouter left")
         return self._exit

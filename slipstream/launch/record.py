@@ -1,0 +1,143 @@
+"""What the supervisor sees of a run, kept for the panel and the summary.
+
+Invariant: it only adds up what the queue, the rollouters' clocks and the metrics say; a rollouter that was started again
+begins its clock anew, so that differences are added and never totals.
+"""
+
+import statistics
+import time
+
+from slipstream.config import Config, RunDir
+from slipstream.observe.metrics import read_metrics
+from slipstream.observe.panel import Progress
+from slipstream.observe.summary import Busy, Summary
+from slipstream.queue.messages import Accounts, RollouterBeat, Status
+
+
+class Record:
+    def __init__(self, config: Config, run_dir: RunDir) -> None:
+        self._config, self._run_dir = config, run_dir
+        self._began = time.monotonic()
+        self._train_from: float | None = None
+        self._train_to: float | None = None
+        self._status: Status | None = None
+        self._metrics: list[dict[str, float]] = []
+        self._metrics_size = -1
+        self._beats: dict[str, RollouterBeat] = {}
+        self._generating = 0.0  # seconds, in the training window, over all rollouters
+        self._pauses: list[float] = []
+
+    def training_began(self) -> None:
+        self._train_from = time.monotonic()
+
+    def training_ended(self) -> None:
+        self._train_to = time.monotonic()
+
+    def observe(self, status: Status) -> bool:
+        """Take in a status; whether anything moved since the last."""
+        before, self._status = self._status, status
+        for beat in status.rollouters:
+            self._observe_beat(beat)
+        size = self._run_dir.metrics.stat().st_size if self._run_dir.metrics.exists() else 0
+        if size != self._metrics_size:
+            self._metrics_size = size
+            self._metrics = read_metrics(self._run_dir)
+        return (
+            before is None
+            or before.leases.delivered != status.leases.delivered
+            or before.version != status.version
+            or [result.ended for result in before.heldout] != [result.ended for result in status.heldout]
+        )
+
+    def _observe_beat(self, beat: RollouterBeat) -> None:
+        last = self._beats.get(beat.name)
+        if last is not None and last.clock == beat.clock:
+            return  # the same beat again
+        self._beats[beat.name] = beat
+        self._pauses.extend(beat.pause_ms)
+        if self._train_from is not None and self._train_to is None and last is not None:
+            now = beat.clock.parts.get("generating", 0.0)
+            self._generating += max(0.0, now - last.clock.parts.get("generating", 0.0))
+
+    def progress(self, stage: str, restarts: int) -> Progress:
+        status = self._status
+        assert status is not None
+        return Progress(
+            stage=stage,
+            step=int(self._metrics[-1]["step"]) if self._metrics else 0,
+            steps=self._config.run.steps,
+            heldout=[
+                f"version {r.version}: {r.passed / max(1, r.ended):.1%} of {r.ended}" for r in status.heldout if r.ended
+            ],
+            rewards=[values.get("reward/mean", 0.0) for values in self._metrics],
+            metrics=self._metrics[-1] if self._metrics else {},
+            trajectories=status.trajectories.generated,
+            accounts=identity(status.tokens),
+            restarts=restarts,
+            why=status.why,
+        )
+
+    def waits(self) -> str:
+        """What everybody waits for, by name."""
+        said = [
+            f"{beat.name}: {beat.clock.now}{f' ({beat.clock.why})' if beat.clock.why else ''}"
+            for beat in self._beats.values()
+        ] or ["no rollouter was heard of yet"]
+        return "; ".join([*said, f"queue: {self._status.why or 'leases flow' if self._status else 'away'}"])
+
+    def summary(self, restarts: int) -> Summary:
+        status = self._status
+        steps = self._metrics
+        now = time.monotonic()
+        train_s = ((self._train_to or now) - self._train_from) if self._train_from is not None else 0.0
+        trained = sum(values.get("tokens/step_trained", 0.0) for values in steps)
+        stale = sum(values.get("staleness/mean", 0.0) * values.get("tokens/step_trained", 0.0) for values in steps)
+        learning = steps[-1].get("time/learner/forward_backward", 0.0) if steps else 0.0
+        tokens = status.tokens if status else Accounts()
+        holds = status is not None and status.tokens.holds() and status.trajectories.holds() and status.leases.holds()
+        last = max((result.version for result in status.heldout), default=0) if status else 0
+        return Summary(
+            heldout_before=self._pass_rate(0),
+            heldout_after=self._pass_rate(last) if last else None,
+            steps=int(steps[-1]["step"]) if steps else 0,
+            wall_s=round(now - self._began, 1),
+            train_wall_s=round(train_s, 1),
+            tokens_generated=tokens.generated,
+            tokens_trained=tokens.trained,
+            staleness_mean=round(stale / trained, 4) if trained else 0.0,
+            staleness_max=int(max((values.get("staleness/max", 0.0) for values in steps), default=0)),
+            accounts_hold=holds,
+            accounts=identity(tokens),
+            weights_pause_ms_p50=round(statistics.median(self._pauses), 1) if self._pauses else None,
+            mismatch_kl_k3=statistics.fmean(v["mismatch/kl_k3"] for v in steps) if steps else None,
+            restarts=restarts,
+            busy=Busy(
+                engine=round(min(1.0, self._generating / train_s / self._config.engine.rollouters), 3)
+                if train_s
+                else 0.0,
+                learner=round(min(1.0, learning / train_s), 3) if train_s else 0.0,
+            ),
+            trajectories=str(self._run_dir.journal),
+            wandb=str(self._run_dir.wandb) if self._config.observe.wandb != "off" else "off",
+        )
+
+    def _pass_rate(self, version: int) -> float | None:
+        for result in self._status.heldout if self._status else []:
+            if result.version == version and result.ended >= result.tasks:
+                return round(result.passed / result.tasks, 4)
+        return None
+
+
+def identity(tokens: Accounts) -> str:
+    """The accounting identity, with its numbers."""
+    parts = {
+        "trained": tokens.trained,
+        "stale": tokens.masked_stale,
+        "mismatch": tokens.masked_mismatch,
+        "zero signal": tokens.zero_signal,
+        "discarded": tokens.discarded_stale,
+        **{f"failed ({outcome})": count for outcome, count in tokens.failed.items()},
+        "in flight": tokens.in_flight,
+    }
+    shown = " + ".join(f"{count:,} {name}" for name, count in parts.items() if count) or "0"
+    return f"{tokens.generated:,} tokens {'=' if tokens.holds() else '!='} {shown}"
