@@ -53,5 +53,5 @@ def checksum(tensors: "dict[str, torch.Tensor]") -> str:
 
     digest = hashlib.blake2b(digest_size=16)
     for tensor in tensors.values():
-        digest.update(memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()))
+        digest.update(memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()))  # pyright: ignore[reportArgumentType]
     return digest.hexdigest()

@@ -13,13 +13,15 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import torch
+
 import environment
 import tasks
-import torch
 from slipstream.agent_loop.renderer import Renderer, create_renderer
 from slipstream.learner.sft import Document, train_sft
 
 HERE = Path(__file__).parent
+RECIPE = ("start_model.py", "tasks.py", "environment.py", "chat_template.jinja")
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 128, 4, 4, 2, 64, 800
 ROPE_THETA = 1e6
 SLOPPY = 0.3  # chance of a bad move before each call: what reinforcement learning is left to mend
@@ -31,7 +33,7 @@ def ensure_start_model(folder: Path, on_step: Callable[[int, int, float], None])
 
     `on_step(step, steps, loss)` reports progress.
     """
-    recipe = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(HERE.glob("*.[pj]*")))).hexdigest()
+    recipe = hashlib.sha256(b"".join(path.read_bytes() for path in (HERE / name for name in RECIPE))).hexdigest()
     stamp = folder / "recipe"
     if stamp.exists() and stamp.read_text() == recipe:
         return False

@@ -1,7 +1,7 @@
 """What the supervisor sees of a run, kept for the panel and the summary.
 
-Invariant: it only adds up what the queue, the rollouters' clocks and the metrics say; a rollouter that was started again
-begins its clock anew, so that differences are added and never totals.
+Invariant: it only adds up what the queue, the rollouters' clocks and the metrics say; a rollouter that was started
+again begins its clock anew, so that differences are added and never totals.
 """
 
 import statistics

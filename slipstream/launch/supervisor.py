@@ -8,6 +8,7 @@ import asyncio
 import logging
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -118,14 +119,13 @@ class Supervisor:
             self._record.observe(await client.status())
 
     async def _queue_url(self) -> str:
-        path: Path = self._run_dir.root / "queue.url"
         began = time.monotonic()
-        while not path.is_file():
+        while not (url := read_url(self._run_dir.root / "queue.url")):
             self._tend([self._queue, self._learner, *self._rollouters])
             if time.monotonic() - began > START_SECONDS:
                 raise RunFailed(1, f"the queue did not come up in {START_SECONDS:.0f} s:\n{self._queue.last_words()}")
             await self._tick()
-        return path.read_text().strip()
+        return url
 
     async def _train(self, client: QueueClient) -> None:
         await self._until(client, "starts: engine and learner load", lambda status: status.trajectories.generated > 0)
@@ -137,7 +137,9 @@ class Supervisor:
         result = _result(status, status.version)
         return result is None or result.ended >= result.tasks
 
-    async def _until(self, client: QueueClient, stage: str, done, *, learner: bool = True) -> None:  # noqa: ANN001
+    async def _until(
+        self, client: QueueClient, stage: str, done: Callable[[Status], bool], *, learner: bool = True
+    ) -> None:
         """Watch everybody and show progress until `done(status)`."""
         while True:
             if learner and self._learner.ended() == 0:
@@ -184,7 +186,7 @@ class Supervisor:
             if self._restarts() >= self._config.run.restarts:
                 raise RunFailed(
                     1,
-                    f"{child.name} ended with {_said(code)} and run.restarts = {self._config.run.restarts} are used up; "
+                    f"{child.name} ended with {_said(code)}; run.restarts = {self._config.run.restarts} are used up; "
                     f"the end of {child.log}:\n{child.last_words()}",
                 )
             wait = min(30.0, 2.0**child.restarts - 1)
@@ -222,6 +224,11 @@ class Supervisor:
         if quiet > QUIET_SECONDS:
             self._display.say(f"nothing moved for {quiet:.0f} s: {self._record.waits()}")
             self._moved = time.monotonic()
+
+
+def read_url(path: Path) -> str:
+    """What the queue wrote there, '' before it did."""
+    return path.read_text().strip() if path.is_file() else ""
 
 
 def _result(status: Status, version: int) -> HeldoutResult | None:

@@ -47,7 +47,7 @@ class Display:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False)
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def update(self, progress: Progress) -> None:
         if self._live:

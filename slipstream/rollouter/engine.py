@@ -13,6 +13,7 @@ import logging
 import os
 import time
 from array import array
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,6 +21,9 @@ from slipstream.agent_loop.sampler import EngineFailed, Finish, Sample, SampleRe
 from slipstream.config import EngineSection
 from slipstream.queue.messages import Weights
 from slipstream.trajectory import VersionRun
+
+if TYPE_CHECKING:
+    from vllm.outputs import WeightVersionSpan
 
 log = logging.getLogger(__name__)
 
@@ -214,7 +218,7 @@ class Engine:
         type(self._llm).__del__ = lambda self: None  # pyright: ignore
 
 
-def version_runs(spans: list, length: int) -> list[VersionRun]:
+def version_runs(spans: "list[WeightVersionSpan]", length: int) -> list[VersionRun]:
     """vLLM's `WeightVersionSpan(version, start, end)` list as runs over exactly `length` tokens."""
     runs = [VersionRun(min(span.end, length) - span.start, int(span.version)) for span in spans if span.start < length]
     covered = sum(run.length for run in runs)

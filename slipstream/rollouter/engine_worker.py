@@ -32,7 +32,7 @@ def keep_plain_weights_on_cpu() -> None:
 def use_plain_weight(layer: "torch.nn.Module", remove_weight: bool) -> None:
     import torch
 
-    layer.cpu_linear = torch.nn.functional.linear
+    layer.cpu_linear = torch.nn.functional.linear  # pyright: ignore[reportArgumentType]
 
 
 if multiprocessing.parent_process() is not None:  # a spawned engine; a forked one is told by `Engine.start`

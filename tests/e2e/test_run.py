@@ -1,0 +1,113 @@
+"""`slipstream run` from start to summary: real vLLM, real sockets, real processes, real kills."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from slipstream.config import RunDir
+from slipstream.observe.metrics import read_metrics
+
+pytestmark = pytest.mark.engine
+
+SECONDS = 240
+
+
+def start(config: Path, run: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "slipstream", "run", str(config), "--dir", str(run)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def of_run(run: Path) -> list[psutil.Process]:
+    """Processes that name the run's directory, and their descendants."""
+    found: dict[int, psutil.Process] = {}
+    for process in psutil.process_iter(["cmdline"]):
+        if str(run) in (process.info["cmdline"] or []):
+            found[process.pid] = process
+            found.update({child.pid: child for child in process.children(recursive=True)})
+    return list(found.values())
+
+
+def wait_for(condition: Callable[[], bool], running: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert running.poll() is None, running.stdout.read() if running.stdout else ""
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def accounts(run: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "slipstream", "accounts", str(run), "--json"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_depth_0_is_on_policy(config: Callable[..., Path], tmp_path: Path) -> None:
+    """Every trained token was sampled by the weights it trains; engine and learner agree on its probability."""
+    run = tmp_path / "run"
+    running = start(config(steps=3, depth=0, wandb="offline"), run)
+    output, _ = running.communicate(timeout=SECONDS)
+    assert running.returncode == 0, output
+    steps = read_metrics(RunDir(run))
+    assert [values["step"] for values in steps] == [1, 2, 3]
+    for values in steps:
+        assert values["staleness/max"] == 0
+        assert values["mismatch/max_prob_diff"] < 1e-4
+        assert abs(values["is/weight_mean"] - 1) < 1e-4
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["accounts_hold"]
+    assert summary["steps"] == 3
+    assert summary["restarts"] == 0
+    assert summary["heldout_before"] is not None
+    assert summary["heldout_after"] is not None
+    assert summary["tokens_trained"] > 0
+    assert list((run / "wandb").glob("offline-run-*"))
+    assert accounts(run).returncode == 0
+    show = [sys.executable, "-m", "slipstream", "show", str(run), "--trajectory", "8"]
+    shown = subprocess.run(show, capture_output=True, text=True, check=True).stdout
+    assert "Say something." in shown
+
+
+def test_a_killed_rollouter_is_replaced_and_nothing_is_left_over(config: Callable[..., Path], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    running = start(config(steps=8, depth=1, wandb="off"), run)
+    wait_for(lambda: len(read_metrics(RunDir(run))) >= 2, running)
+    everybody = of_run(run)
+    rollouter = next(process for process in everybody if "rollouter" in process.cmdline())
+    engines = rollouter.children(recursive=True)
+    assert engines
+    os.kill(rollouter.pid, signal.SIGKILL)
+    _, alive = psutil.wait_procs(engines, timeout=10)
+    assert not alive
+    output, _ = running.communicate(timeout=SECONDS)
+    assert running.returncode == 0, output
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["restarts"] == 1
+    assert summary["steps"] == 8
+    assert summary["accounts_hold"]
+    assert json.loads(accounts(run).stdout)["holds"]
+    _, alive = psutil.wait_procs(everybody, timeout=10)
+    assert not alive
+    assert not of_run(run)
+
+
+def test_nothing_outlives_a_killed_supervisor(config: Callable[..., Path], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    running = start(config(steps=500, depth=1, wandb="off"), run)
+    wait_for(lambda: len(read_metrics(RunDir(run))) >= 1, running)
+    everybody = of_run(run)
+    assert len(everybody) >= 5  # supervisor, queue, learner, rollouter, engine
+    running.kill()
+    running.wait()
+    _, alive = psutil.wait_procs(everybody, timeout=10)
+    assert not alive
