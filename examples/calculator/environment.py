@@ -1,6 +1,5 @@
 """The demo's world: a pocket calculator that does one operation at a time, and a dictionary nobody needs."""
 
-import json
 import operator
 import re
 
@@ -38,10 +37,3 @@ def dictionary(word: str) -> str:
 
 
 environment = Environment(system=SYSTEM, tools=[calculator, dictionary], rewards=[exact_match])
-
-
-def as_text() -> str:
-    """Everything about the environment that stands in a prompt, for the tokenizer to learn from."""
-    schemas = [json.dumps(each.schema) for each in environment.tools]
-    call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1 + 2"}}\n</tool_call>'
-    return "\n".join([SYSTEM, *schemas, call, call.replace("calculator", "dictionary").replace("expression", "word")])

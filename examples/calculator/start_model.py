@@ -4,7 +4,7 @@ Invariant: the same code and seed give the same folder, an ordinary Hugging Face
 
 Two things make a minute of CPU enough. The weights start with an induction circuit (Olsson et al. 2022, "In-context
 learning and induction heads"): copying a number out of the task is what a small model is slowest to discover, and all
-that the task needs besides. And the first half of the lessons leaves out the system prompt, so that they are short.
+that the task needs besides. And the first half of the lessons are short (no system prompt) and free of bad moves.
 """
 
 import hashlib
@@ -22,10 +22,24 @@ from slipstream.learner.sft import Document, train_sft
 
 HERE = Path(__file__).parent
 RECIPE = ("start_model.py", "tasks.py", "environment.py", "chat_template.jinja")
-HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 128, 4, 4, 2, 64, 800
+HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 128, 3, 4, 2, 64, 800
 ROPE_THETA = 1e6
-SLOPPY = 0.3  # chance of a bad move before each call: what reinforcement learning is left to mend
-SHORT_STEPS, STEPS, LEARNING_RATE = 260, 520, 2e-3
+SHORT_STEPS, STEPS, BATCH, LEARNING_RATE = 220, 400, 12, 2e-3
+RECITATIONS = 0.1  # of the short lessons
+SLOPPY = 0.25  # chance of a bad move before each call: what reinforcement learning is left to mend
+EXAMPLE = [  # for the tokenizer to learn its words from
+    {"role": "system", "content": environment.SYSTEM},
+    {"role": "user", "content": "Repeat: "},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"function": {"name": "calculator", "arguments": {"expression": "1 + 2 - 3 * 4"}}},
+            {"function": {"name": "dictionary", "arguments": {"word": "a"}}},
+        ],
+    },
+    {"role": "tool", "content": environment.define("apples")},
+]
 
 
 def ensure_start_model(folder: Path, on_step: Callable[[int, int, float], None]) -> bool:
@@ -57,17 +71,16 @@ def ensure_start_model(folder: Path, on_step: Callable[[int, int, float], None])
 
 
 def lessons(renderer: Renderer, seed: int) -> Iterator[list[Document]]:
-    """One batch a step: short ones first (recitations and dialogues without a system prompt), whole dialogues after."""
+    """One batch a step: short lessons first (recitations, and dialogues without a system prompt), whole ones after."""
     rng = random.Random(seed)
     for step in range(STEPS):
         short = step < SHORT_STEPS
-        budget, batch = (1_000 if short else 2_500), []
-        while sum(len(document.token_ids) for document in batch) < budget:
-            if short and rng.random() < 0.3:
-                batch.append(recitation(renderer, rng))
-            else:
-                batch.append(dialogue(renderer, rng, whole=not short))
-        yield batch
+        yield [
+            recitation(renderer, rng)
+            if short and rng.random() < RECITATIONS
+            else dialogue(renderer, rng, whole=not short)
+            for _ in range(BATCH)
+        ]
 
 
 def recitation(renderer: Renderer, rng: random.Random) -> Document:
@@ -78,15 +91,15 @@ def recitation(renderer: Renderer, rng: random.Random) -> Document:
 
 
 def dialogue(renderer: Renderer, rng: random.Random, *, whole: bool) -> Document:
-    """One task worked through, now and then with a bad move: a guess, a wrong operator, a look-up, an early stop."""
+    """One task worked through; a whole one now and then with a bad move: a guess, a wrong operator, a look-up that
+    helps nobody, an early stop."""
     problem = tasks.draw_problem(rng, heldout=False)
-    messages = [{"role": "user", "content": tasks.tell(problem, rng)}]
-    if whole:
-        messages.insert(0, {"role": "system", "content": environment.SYSTEM})
-    lesson = Lesson(renderer, messages, tools=whole)
+    system = [{"role": "system", "content": environment.SYSTEM}] if whole else []
+    lesson = Lesson(renderer, [*system, {"role": "user", "content": tasks.tell(problem, rng)}], tools=whole)
     value = problem.first
     for operator, number in problem.steps:
-        move = rng.choice(("guess", "stop", "look up", "operator")) if rng.random() < SLOPPY else "right"
+        sloppy = whole and rng.random() < SLOPPY
+        move = rng.choice(("guess", "stop", "look up", "operator")) if sloppy else "right"
         if move == "guess":
             lesson.say(str(rng.randrange(100, 99_999)))
             return lesson.document
@@ -157,16 +170,14 @@ def save_untrained(folder: Path) -> None:
 
 
 def build_tokenizer():
-    """Byte-level BPE, learnt from the dialogues' own text. Numbers fall into pairs of digits: half the tokens of single
-    digits, and each pair is still seen often enough. Words keep their punctuation: JSON is then half as long."""
+    """Byte-level BPE, learnt from what dialogues are made of, the template's own words included. Numbers fall into
+    pairs of digits: half the tokens of single digits, and each pair is still seen often enough. Words keep their
+    punctuation: JSON is then half as long."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    rng = random.Random(0)
-    texts = [tasks.tell(tasks.draw_problem(rng, heldout=False), rng) for _ in range(1_500)]
-    texts += [f"{rng.randrange(10, 999_999)}" for _ in range(6_000)]
-    texts += [environment.as_text()] * 50
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    markers = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -175,6 +186,28 @@ def build_tokenizer():
         ]
     )
     core.decoder = decoders.ByteLevel()
+
+    def wrap():
+        return PreTrainedTokenizerFast(
+            tokenizer_object=core,
+            eos_token="<|im_end|>",
+            pad_token="<|endoftext|>",
+            additional_special_tokens=["<|im_start|>"],
+            chat_template=(HERE / "chat_template.jinja").read_text(),
+            clean_up_tokenization_spaces=False,
+        )
+
+    rng = random.Random(0)
+    texts = [tasks.tell(tasks.draw_problem(rng, heldout=False), rng) for _ in range(1_500)]
+    texts += [f"{rng.randrange(10, 999_999)}" for _ in range(6_000)]
+    frame = wrap().apply_chat_template(
+        EXAMPLE,
+        tools=[{"type": "function", "function": tool.schema} for tool in environment.environment.tools],
+        tokenize=False,
+    )
+    for marker in [*special, *markers]:
+        frame = frame.replace(marker, "\n")
+    texts += [frame] * 50
     core.train_from_iterator(
         texts,
         trainers.BpeTrainer(
@@ -184,16 +217,8 @@ def build_tokenizer():
             show_progress=False,
         ),
     )
-    markers = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
     core.add_tokens([AddedToken(marker, normalized=False) for marker in markers])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        additional_special_tokens=["<|im_start|>"],
-        chat_template=(HERE / "chat_template.jinja").read_text(),
-        clean_up_tokenization_spaces=False,
-    )
+    return wrap()
 
 
 def plant_induction_circuit(model: torch.nn.Module) -> None:

@@ -13,9 +13,9 @@ from slipstream import Task
 NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gia", "Hugo")
 THINGS = ("apples", "books", "coins", "stamps", "shells", "cards")
 PHRASES = {
-    "+": ("{name} buys {n} more.", "{name} finds {n} more.", "A friend gives {name} {n} more."),
-    "-": ("{name} gives {n} away.", "{name} loses {n}.", "{name} sells {n}."),
-    "*": ("The number grows {n} times.", "A wizard makes it {n} times as many."),
+    "+": ("{name} buys {n} more.", "{name} finds {n} more."),
+    "-": ("{name} sells {n}.", "{name} loses {n}."),
+    "*": ("The number grows {n} times.",),
 }
 
 
