@@ -31,9 +31,10 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def session(leader: int) -> list[int]:
-    """The processes of the session that `leader` began, itself included; zombies are not."""
-    found: list[int] = []
+def session(leader: int) -> dict[int, bool]:
+    """The processes of the session that `leader` began, itself included; True for one that ended and was not waited
+    for."""
+    found: dict[int, bool] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -42,6 +43,6 @@ def session(leader: int) -> list[int]:
         except OSError:
             continue  # it ended meanwhile
         state, session_id = fields[0], int(fields[3])
-        if session_id == leader and state != "Z":
-            found.append(int(entry.name))
+        if session_id == leader:
+            found[int(entry.name)] = state == "Z"
     return found

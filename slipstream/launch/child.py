@@ -4,6 +4,7 @@ Invariant: each child leads a session of its own; when it ended, whatever its re
 killed (a vLLM engine lives on after its rollouter was killed). A child dies with the supervisor.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,6 +13,8 @@ import time
 from pathlib import Path
 
 from slipstream.parent import SUPERVISOR, session
+
+REAP_SECONDS = 5.0  # for a session's processes to be gone after they were killed
 
 
 class Child:
@@ -56,31 +59,22 @@ class Child:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
-    def stop(self, grace: float) -> None:
-        """Wait up to `grace` seconds for its end, then kill it; its session is gone afterwards."""
-        if self._process is None:
-            return
-        try:
-            self._process.wait(grace)
-        except subprocess.TimeoutExpired:
+    def kill(self) -> None:
+        """End it at once; its session is gone afterwards."""
+        if self._process is not None:
             self._process.kill()
             self._process.wait()
-        self._reap()
+            self._reap()
 
     def _reap(self) -> None:
-        """Kill what is left of the session and collect what this process adopted of it."""
-        deadline = time.monotonic() + 5
-        while (left := session(self.pid)) and time.monotonic() < deadline:
-            for pid in left:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            for pid in left:
-                try:
-                    os.waitpid(pid, 0)
-                except ChildProcessError:
-                    continue  # not adopted by us
+        """Kill what is left of the session, and wait for what of it this process adopted."""
+        deadline = time.monotonic() + REAP_SECONDS
+        while time.monotonic() < deadline:
+            left = session(self.pid)
+            ours = [pid for pid in left if _killed(pid)]
+            if not ours and all(left.values()):  # what is left, if anything, ended and is another's to wait for
+                return
+            time.sleep(0.01)
 
     def last_words(self, lines: int = 15) -> str:
         """The end of its log."""
@@ -88,3 +82,14 @@ class Child:
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
         except OSError:
             return ""
+
+
+def _killed(pid: int) -> bool:
+    """Kill it, and wait for its end if it is a child of this process (adopted ones are); whether it was."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:
+        return False
+    return True

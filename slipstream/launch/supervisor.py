@@ -58,7 +58,7 @@ class Supervisor:
         self._queue = self._child("queue")
         self._learner = self._child("learner")
         self._rollouters = [self._child("rollouter", f"rollouter-{i}") for i in range(config.engine.rollouters)]
-        self._stopping = False
+        self._signals = 0  # Ctrl-C or SIGTERM so far: the first ends the run in order, the second at once
         self._moved = time.monotonic()
 
     def _child(self, role: str, name: str = "") -> Child:
@@ -82,7 +82,7 @@ class Supervisor:
             except RunFailed as failed:
                 code, why = failed.code, str(failed)
             finally:
-                self._stop_all()
+                await self._stop_all()
         summary = self._record.summary(self._restarts())
         summary.write(self._run_dir.summary)
         if code != 2:
@@ -94,10 +94,9 @@ class Supervisor:
         return code
 
     def _on_signal(self) -> None:
-        if self._stopping:  # the second one: now
-            for child in self._children():
-                child.stop(0)
-        self._stopping = True
+        self._signals += 1
+        if self._signals == 1:
+            self._display.say("stopping; once more to stop at once")
 
     # -- the course of a run -------------------------------------------------------------------------------------------
 
@@ -165,7 +164,7 @@ class Supervisor:
             return None
 
     async def _tick(self) -> None:
-        if self._stopping:
+        if self._signals:
             raise Stopped
         await asyncio.sleep(TICK)
 
@@ -201,13 +200,18 @@ class Supervisor:
     def _children(self) -> list[Child]:
         return [*self._rollouters, self._learner, self._queue]
 
-    def _stop_all(self) -> None:
+    async def _stop_all(self) -> None:
         """Rollouters first, then the learner, the queue last: each may still speak with those after it."""
         for group in (self._rollouters, [self._learner], [self._queue]):
             for child in group:
                 child.ask()
+            deadline = time.monotonic() + max(GRACE.get(child.name, 10.0) for child in group)
+            while any(child.started and child.ended() is None for child in group):
+                if self._signals > 1 or time.monotonic() > deadline:
+                    break
+                await asyncio.sleep(0.05)
             for child in group:
-                child.stop(GRACE.get(child.name, 10.0))
+                child.kill()
 
     # -- watching ------------------------------------------------------------------------------------------------------
 
