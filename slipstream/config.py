@@ -143,9 +143,12 @@ class LearnerSection(Section, frozen=True):
         int, Meta(ge=1, description="Tokens whose logits exist at once; lower it for large vocabularies.")
     ] = 1024
     proximal: Annotated[
-        Literal["recompute", "bypass"],
-        Meta(description="Anchor of the clip: log-probs recomputed by the learner, or the rollout's own (faster)."),
+        Literal["recompute", "bypass", "interpolate"],
+        Meta(description="Anchor of the clip: the learner's log-probs, the rollout's, or between them by staleness."),
     ] = "recompute"
+    ess_lr: Annotated[
+        bool, Meta(description="Scale the rate by sqrt(is/ess): smaller steps when the batch is off-policy (VCPO).")
+    ] = False
     checkpoint_every: Annotated[
         int,
         Meta(ge=0, description="Steps between checkpoints; 0 writes only the last. A crash repeats steps since."),
@@ -159,6 +162,13 @@ class AdvantageSection(Section, frozen=True):
         Meta(description="Group baseline; dr_grpo when easy and hard tasks should weigh by their spread."),
     ] = "grpo"
     population: Annotated[bool, Meta(description="grpo: divide by the textbook's (n) deviation, not (n-1).")] = False
+    overlong_buffer: Annotated[
+        int,
+        Meta(ge=0, description="The last so many tokens of rollout.max_tokens cost reward; set it if answers ramble."),
+    ] = 0
+    overlong_factor: Annotated[
+        float, Meta(gt=0, description="Reward that a trajectory at rollout.max_tokens loses by overlong_buffer.")
+    ] = 1.0
 
 
 class LossSection(Section, frozen=True):
@@ -168,10 +178,34 @@ class LossSection(Section, frozen=True):
     ] = "ppo"
     clip_low: Annotated[float, Meta(gt=0, description="Lower clip of the ratio (1 - this).")] = 0.2
     clip_high: Annotated[float, Meta(gt=0, description="Upper clip of the ratio (1 + this); wider explores.")] = 0.28
+    dual_clip: Annotated[
+        float,
+        Meta(gt=1, description="ppo: most that a token of negative advantage A costs, in |A|; lower it on spikes."),
+    ] = 3.0
+    tv_limit: Annotated[
+        float, Meta(gt=0, description="dppo_tv: a probability that moved by more, the way A pulls, is left alone.")
+    ] = 0.2
+    tv_penalty: Annotated[
+        float, Meta(ge=0, description="dppo_tv: coefficient of the squared log-ratio; 1e-3 if the policy drifts.")
+    ] = 0.0
     aggregation: Annotated[
         Literal["token_mean", "sequence_mean", "sequence_sum"],
         Meta(description="token_mean weighs long trajectories by length; sequence_mean counts each one alike."),
     ] = "token_mean"
+    kl_coef: Annotated[
+        float, Meta(ge=0, description="Pull towards the start model, which is then kept in memory too; 0 for none.")
+    ] = 0.0
+    kl_estimator: Annotated[
+        Literal["k1", "k2", "k3"],
+        Meta(description="Estimator of that KL: k3 or k2 in the loss; k1 is unbiased, and right in the reward only."),
+    ] = "k3"
+    kl_in: Annotated[
+        Literal["loss", "reward"],
+        Meta(description="Where that KL counts: at each token's loss, or summed up and taken off the reward."),
+    ] = "loss"
+    entropy_coef: Annotated[
+        float, Meta(ge=0, description="Bonus for entropy; 1e-3 or so when loss/entropy collapses.")
+    ] = 0.0
 
 
 class CorrectionSection(Section, frozen=True):
@@ -179,6 +213,14 @@ class CorrectionSection(Section, frozen=True):
         list[Literal["tis", "tis_sequence", "icepop", "mis_sequence", "mis_geometric", "veto", "k3"]],
         Meta(description="Off-policy rules by name; at most one tis. Empty trusts the engine and the cutoff alone."),
     ] = msgspec.field(default_factory=lambda: ["tis", "icepop"])
+    opsm: Annotated[
+        float,
+        Meta(ge=0, description="Drop bad trajectories that the policy left behind by this (mean log-ratio); 0 is off."),
+    ] = 0.0
+    m2po: Annotated[
+        float,
+        Meta(ge=0, description="Drop harmful tokens until their mean squared log-ratio is this (0.04); 0 is off."),
+    ] = 0.0
 
 
 Policy = Literal["train", "mask", "retry"]

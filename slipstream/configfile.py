@@ -226,6 +226,15 @@ def _check_values(config: Config) -> None:
         raise _wrong("learner.betas", config.learner.betas, "write two numbers from 0 up to, not including, 1")
     if {"tis", "tis_sequence"} <= set(config.correction.presets):
         raise _wrong("correction.presets", config.correction.presets, "tis and tis_sequence both truncate; keep one")
+    if config.advantage.overlong_buffer > config.rollout.max_tokens:
+        instead = f"write at most rollout.max_tokens = {config.rollout.max_tokens}"
+        raise _wrong("advantage.overlong_buffer", config.advantage.overlong_buffer, instead)
+    if config.learner.proximal == "interpolate" and config.loss.name == "reinforce":
+        raise _wrong("learner.proximal", "interpolate", "loss.name = 'reinforce' has no ratio; write recompute")
+    weighted = config.learner.proximal != "bypass" or config.loss.name == "reinforce"
+    if config.learner.ess_lr and not (weighted and {"tis", "tis_sequence"} & set(config.correction.presets)):
+        instead = "there are no weights to take it from; add tis to correction.presets, and do not bypass"
+        raise _wrong("learner.ess_lr", True, instead)
     if config.queue.listen and not re.fullmatch(
         r"tcp://[^\s:/]+:(\d+|\*)|tcp://\[.+\]:(\d+|\*)|ipc://.+", config.queue.listen
     ):

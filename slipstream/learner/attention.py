@@ -1,9 +1,10 @@
 """Attention over the packed layout: every token sees its own trajectory's past, and nothing of any other.
 
-Invariant: logits of a packed trajectory equal those of the trajectory alone. There is no mask to get wrong: each
-trajectory is a causal attention of its own, or, where flash attention is installed, it takes the boundaries.
+Invariant: logits of a packed trajectory equal those of the trajectory alone. Each segment of the layout is an attention
+of its own, over the segments before it and itself; or, where flash attention is installed, it takes the boundaries.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,10 +12,34 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.errors import UserError
-from slipstream.learner.packing import lengths_of
+from slipstream.learner.sharing import Segment
 
 PACKED_SDPA = "slipstream_packed_sdpa"
 FLASH = "flash_attention_2"
+
+
+class Pieces:
+    """The segments of one forward pass, and masks that its layers share."""
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self.segments = segments
+        self._masks: dict[tuple[int, int, int | None], Tensor] = {}
+
+    def mask(self, segment: Segment, window: int | None, like: Tensor) -> Tensor | None:
+        """[length, start + length] to add to scores; None where a plain causal attention does it."""
+        narrow = window is not None and segment.start + segment.length > window
+        if not segment.start and not narrow:
+            return None
+        key = (segment.start, segment.length, window if narrow else None)
+        if key not in self._masks:
+            hidden = torch.full(
+                (segment.length, segment.start + segment.length), float("-inf"), dtype=like.dtype, device=like.device
+            )
+            mask = hidden.triu(segment.start + 1)
+            if narrow:
+                mask += hidden.tril(segment.start - (window or 0))
+            self._masks[key] = mask
+        return self._masks[key]
 
 
 def packed_sdpa(
@@ -26,39 +51,42 @@ def packed_sdpa(
     scaling: float | None = None,
     dropout: float = 0.0,
     *,
-    cu_seq_lens_q: Tensor,
+    pieces: Pieces,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """query [1, H, T, D], key and value [1, H_kv, T, D] -> [1, T, H, D]."""
+    """query [1, H, U, D], key and value [1, H_kv, U, D] -> [1, U, H, D]."""
     if softcap is not None or s_aux is not None:
         raise UserError(
             "model.path: its attention has soft-capping or sinks, which the learner cannot compute yet; "
             "choose a model without"
         )
-    lengths = lengths_of(cu_seq_lens_q).tolist()
+    lengths = [segment.length for segment in pieces.segments]
     grouped = key.shape[1] != query.shape[1]
     # split and not slices: the gradient of a split is one concatenation, that of a slice is as large as the whole.
-    pieces = zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True)
+    queries, keys, values = query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2)
     outs: list[Tensor] = []
-    for (q, k, v), length in zip(pieces, lengths, strict=True):
-        if not length:
-            continue
-        narrow = sliding_window is not None and length > sliding_window
-        mask = _window(length, sliding_window, query.device) if narrow else None
+    for index, segment in enumerate(pieces.segments):
+        seen = (*segment.ancestors, index)
+        mask = pieces.mask(segment, sliding_window, query)
         outs.append(
             F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=not narrow, scale=scaling, enable_gqa=grouped
+                queries[index],
+                _along(keys, seen),
+                _along(values, seen),
+                attn_mask=mask,
+                is_causal=mask is None,
+                scale=scaling,
+                enable_gqa=grouped,
             )
         )
     return torch.cat(outs, dim=2).transpose(1, 2).contiguous(), None
 
 
-def _window(length: int, width: int | None, device: torch.device) -> Tensor:
-    """bool [length, length]: the last `width` positions, its own included."""
-    return torch.ones(length, length, dtype=torch.bool, device=device).tril().triu(1 - (width or 0))
+def _along(pieces: tuple[Tensor, ...], seen: tuple[int, ...]) -> Tensor:
+    return pieces[seen[0]] if len(seen) == 1 else torch.cat([pieces[index] for index in seen], 2)
 
 
 def choose_attention(device: torch.device) -> str:

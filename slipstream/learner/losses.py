@@ -22,6 +22,17 @@ class PolicyLoss(NamedTuple):
     stats: dict[str, float]
 
 
+class Tokens(NamedTuple):
+    """What a loss looks at, [T] each; 0 where a token does not count."""
+
+    logp: Tensor
+    logp_old: Tensor
+    log_ratio: Tensor  # log(current / old), clamped
+    advantages: Tensor
+    counts: Tensor  # bool
+    cu_seqlens: Tensor
+
+
 def policy_loss(
     name: str,
     *,
@@ -49,7 +60,8 @@ def policy_loss(
     counts = sampled if keep is None else sampled & keep
     logp, logp_old, advantages = only(counts, logp), only(counts, logp_old), only(counts, advantages)
     log_ratio = (logp - logp_old).clamp(-CLAMP, CLAMP)
-    per_token, clipped = LOSSES[name](logp, log_ratio, advantages, counts, cu_seqlens, **params)
+    tokens = Tokens(logp, logp_old, log_ratio, advantages, counts, cu_seqlens)
+    per_token, clipped = LOSSES[name](tokens, **params)
     if weights is not None:
         per_token = per_token * only(counts, weights)
     number = counts.sum().clamp(min=1)
@@ -67,83 +79,39 @@ def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> tupl
     return torch.maximum(plain, bounded), bounded > plain
 
 
-def _ppo(
-    logp: Tensor,
-    log_ratio: Tensor,
-    advantages: Tensor,
-    counts: Tensor,
-    cu_seqlens: Tensor,
-    clip_low: float = 0.2,
-    clip_high: float = 0.28,
-    dual_clip: float = 3.0,
-) -> tuple[Tensor, Tensor]:
-    loss, clipped = _clipped(log_ratio.exp(), advantages, clip_low, clip_high)
-    return torch.where(advantages < 0, torch.minimum(loss, -advantages * dual_clip), loss), clipped
+def _ppo(at: Tokens, clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float = 3.0) -> tuple[Tensor, Tensor]:
+    loss, clipped = _clipped(at.log_ratio.exp(), at.advantages, clip_low, clip_high)
+    return torch.where(at.advantages < 0, torch.minimum(loss, -at.advantages * dual_clip), loss), clipped
 
 
-def _gspo(
-    logp: Tensor,
-    log_ratio: Tensor,
-    advantages: Tensor,
-    counts: Tensor,
-    cu_seqlens: Tensor,
-    clip_low: float = 3e-4,
-    clip_high: float = 4e-4,
-) -> tuple[Tensor, Tensor]:
-    of_trajectory = segment_mean(log_ratio, counts, cu_seqlens)[segment_ids(cu_seqlens)]
+def _gspo(at: Tokens, clip_low: float = 3e-4, clip_high: float = 4e-4) -> tuple[Tensor, Tensor]:
+    of_trajectory = segment_mean(at.log_ratio, at.counts, at.cu_seqlens)[segment_ids(at.cu_seqlens)]
     # The value is the trajectory's ratio, the gradient the token's own.
-    log_token = (logp - logp.detach() + of_trajectory.detach()).clamp(max=10.0)
-    return _clipped(log_token.exp(), advantages, clip_low, clip_high)
+    log_token = (at.logp - at.logp.detach() + of_trajectory.detach()).clamp(max=10.0)
+    return _clipped(log_token.exp(), at.advantages, clip_low, clip_high)
 
 
-def _cispo(
-    logp: Tensor,
-    log_ratio: Tensor,
-    advantages: Tensor,
-    counts: Tensor,
-    cu_seqlens: Tensor,
-    clip_low: float = 0.2,
-    clip_high: float = 0.28,
-) -> tuple[Tensor, Tensor]:
-    ratio = log_ratio.detach().exp()
+def _cispo(at: Tokens, clip_low: float = 0.2, clip_high: float = 0.28) -> tuple[Tensor, Tensor]:
+    ratio = at.log_ratio.detach().exp()
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
-    return -bounded * advantages * logp, bounded != ratio
+    return -bounded * at.advantages * at.logp, bounded != ratio
 
 
-def _sapo(
-    logp: Tensor,
-    log_ratio: Tensor,
-    advantages: Tensor,
-    counts: Tensor,
-    cu_seqlens: Tensor,
-    tau_pos: float = 1.0,
-    tau_neg: float = 1.05,
-) -> tuple[Tensor, Tensor]:
-    tau = torch.where(advantages > 0, tau_pos, tau_neg)
-    gate = torch.sigmoid(tau * (log_ratio.exp() - 1)) * 4 / tau
-    return -advantages * gate, torch.zeros_like(counts)
+def _sapo(at: Tokens, tau_pos: float = 1.0, tau_neg: float = 1.05) -> tuple[Tensor, Tensor]:
+    tau = torch.where(at.advantages > 0, tau_pos, tau_neg)
+    gate = torch.sigmoid(tau * (at.log_ratio.exp() - 1)) * 4 / tau
+    return -at.advantages * gate, torch.zeros_like(at.counts)
 
 
-def _dppo_tv(
-    logp: Tensor,
-    log_ratio: Tensor,
-    advantages: Tensor,
-    counts: Tensor,
-    cu_seqlens: Tensor,
-    limit: float = 0.2,
-    cap: float = 20.0,
-    penalty: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    moved = logp.detach().exp() * (1 - (-log_ratio.detach()).exp())  # p - p_old
-    dropped = torch.where(advantages > 0, moved > limit, moved < -limit)
-    loss = torch.where(dropped, 0.0, -advantages * log_ratio.exp().clamp(max=cap))
-    return loss + penalty * log_ratio**2, dropped
+def _dppo_tv(at: Tokens, limit: float = 0.2, cap: float = 20.0, penalty: float = 0.0) -> tuple[Tensor, Tensor]:
+    moved = at.logp.detach().exp() - at.logp_old.exp()
+    dropped = torch.where(at.advantages > 0, moved > limit, moved < -limit)
+    loss = torch.where(dropped, 0.0, -at.advantages * at.log_ratio.exp().clamp(max=cap))
+    return loss + penalty * at.log_ratio**2, dropped
 
 
-def _reinforce(
-    logp: Tensor, log_ratio: Tensor, advantages: Tensor, counts: Tensor, cu_seqlens: Tensor
-) -> tuple[Tensor, Tensor]:
-    return -advantages * logp, torch.zeros_like(counts)
+def _reinforce(at: Tokens) -> tuple[Tensor, Tensor]:
+    return -at.advantages * at.logp, torch.zeros_like(at.counts)
 
 
 LOSSES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {

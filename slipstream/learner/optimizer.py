@@ -42,19 +42,26 @@ class Optimizer:
         weight_decay: float,
     ) -> None:
         self._parameters, self._rate, self._clip = parameters, rate, clip_norm
-        self._adamw = torch.optim.AdamW(parameters, lr=rate(0), betas=betas, weight_decay=weight_decay)
+        self._adamw = torch.optim.AdamW(parameters, lr=rate(0), betas=betas, weight_decay=weight_decay, fused=True)
 
-    def step(self, number: int) -> Stepped:
-        """Step `number` (0 first) with the gradients that are there; they are cleared afterwards."""
+    def step(self, number: int, *, divisor: float = 1.0, scale: float = 1.0) -> Stepped:
+        """Step `number` (0 first) with the gradients that are there, divided by `divisor`, at `scale` times the rate of
+        that step; they are cleared afterwards."""
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.grad /= divisor
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._clip))
-        lr = self._rate(number)
+        lr = self._rate(number) * scale
         skipped = not math.isfinite(norm)
         if not skipped:
             for group in self._adamw.param_groups:
                 group["lr"] = lr
             self._adamw.step()
-        self._adamw.zero_grad(set_to_none=True)
+        self.clear()
         return Stepped(norm, skipped, lr)
+
+    def clear(self) -> None:
+        self._adamw.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Any]:
         return self._adamw.state_dict()

@@ -110,8 +110,9 @@ class Learner:
         return 0
 
     def _collect(self) -> list[Candidate] | None:
-        """A batch of groups with signal, or what is left of the data; None when asked to stop."""
+        """A batch of groups with signal, or what is left of the data, added to the step; None when asked to stop."""
         batch: list[Candidate] = []
+        self._trainer.begin(self._version)
         self._dropped.clear()
         self._seen.clear()
         size = self._config.learner.batch
@@ -132,6 +133,9 @@ class Learner:
                     self._dropped[verdict.reason] += 1
                 else:
                     batch.append(verdict)
+                    self.clock.enter("forward/backward")
+                    self._trainer.add(verdict, stopping=lambda: self._stopping)
+                    self.clock.enter("other")
             if not groups and self._client.done:
                 log.info("%s: the last batch has %d of %d groups", why, len(batch), size)
                 self._exhausted = True
@@ -147,7 +151,7 @@ class Learner:
     def _step(self, batch: list[Candidate]) -> bool:
         """False when it was cut short by being asked to stop; the queue then hands the batch out again."""
         self.clock.enter("forward/backward")
-        made = self._trainer.step(batch, self._version, stopping=lambda: self._stopping)
+        made = self._trainer.finish(stopping=lambda: self._stopping)
         if made is None:
             return False
         stats, fates = made

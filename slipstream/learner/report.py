@@ -71,6 +71,7 @@ def waiting_line(found: int, size: int, seconds: float, dropped: "Counter[str]",
 def _step_values(stats: StepStats, publish_s: float) -> dict[str, float]:
     return {
         "loss/policy": stats.loss,
+        "loss/kl": stats.kl,
         "loss/entropy": stats.entropy,
         "loss/clip_fraction": stats.clip_fraction,
         "grad/norm": stats.grad_norm,
@@ -86,6 +87,7 @@ def _step_values(stats: StepStats, publish_s: float) -> dict[str, float]:
         "staleness/mean": stats.staleness_mean,
         "staleness/p99": stats.staleness_p99,
         "staleness/max": float(stats.staleness_max),
+        "step/hidden_fraction": stats.hidden,
         "tokens/step": float(stats.tokens),
         "tokens/step_trained": float(stats.trained),
         "weights/publish_s": publish_s,

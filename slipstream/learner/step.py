@@ -1,22 +1,21 @@
-"""One optimizer step over a batch of groups, in packed micro-batches.
+"""One optimizer step over a batch of groups, in packed micro-batches that run while the rest of the batch is awaited.
 
-Invariant: gradients accumulate unnormalized by micro-batch and share one denominator, the batch's own: any split of the
-batch into micro-batches gives the same step. No token over the cutoff, of a masked trajectory, or cut by a mask rule
-enters the loss.
+Invariant: gradients accumulate unnormalized by micro-batch and are divided once, by the batch's own denominator: any
+split of the batch into micro-batches, and any way of handing it over, gives the same step. No token over the cutoff, of
+a masked trajectory, or cut by a mask enters the loss.
 
 The denominator counts what can be trained on: tokens that are sampled, of a trajectory that trains, and fresh; or
 trajectories with such a token. Tokens that a mismatch rule cuts stay in it ("sampled", not "kept"), since they are
 known only once log-probs are; cutting then never makes the others' steps larger.
 
-A batch gets exactly one step, so the proximal policy (the one before the step) is the current one: its log-probs are
-those of the same forward pass, detached, and the clipped ratio starts at 1. Correction rules look at one token or one
-trajectory at a time, and micro-batches hold whole trajectories: weights and masks are those of the whole batch; their
-statistics are computed once over all of it.
+A batch gets exactly one step, so the policy before the step is the current one: its log-probs are those of the same
+forward pass, detached. Two things need the whole batch before any of it can run backward: advantages that are whitened
+over the batch, and `correction.m2po`, which is given the log-probs of all of it by a forward pass of its own.
 """
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -24,22 +23,23 @@ import torch
 from torch import Tensor
 
 from slipstream.config import Config
-from slipstream.learner.advantages import group_advantages
-from slipstream.learner.corrections import Rule, correct
-from slipstream.learner.groups import Candidate, fates_of, is_scored
-from slipstream.learner.losses import aggregate, policy_loss
+from slipstream.learner.groups import Candidate, fates_of
+from slipstream.learner.micro import Micro, Stream, joined, micro_of, present
+from slipstream.learner.objective import Objective
 from slipstream.learner.optimizer import Optimizer
-from slipstream.learner.packing import lengths_of, segment_sum
 from slipstream.learner.policy import Policy
-from slipstream.queue import Packed
+from slipstream.learner.scores import advantages_of
 from slipstream.queue.messages import Fate
+
+NEVER: Callable[[], bool] = lambda: False  # noqa: E731
 
 
 class StepStats(msgspec.Struct):
     """What one step did. Fractions and means are over the tokens that could be trained on, staleness over those that
     were."""
 
-    loss: float
+    loss: float  # the policy's part
+    kl: float
     entropy: float
     grad_norm: float
     skipped: bool
@@ -58,186 +58,184 @@ class StepStats(msgspec.Struct):
     tokens: int  # packed
     trained: int  # tokens in the loss
     micro_batches: int
-    seconds: float
+    seconds: float  # of forward and backward passes and the step
+    hidden: float  # share of these seconds that was over before the batch was complete
 
 
-class Batch(NamedTuple):
-    """The trajectories with a token to train on; the others are not forwarded."""
+class _Done(NamedTuple):
+    """A micro-batch that ran: on the CPU, without the reference."""
 
-    data: Packed
-    trainable: Tensor  # bool [T]
-    advantages: Tensor  # [N]
-    places: Tensor  # bool over the tokens of all candidates: which of them are here
-
-
-def collate(candidates: list[Candidate], estimator: str, population: bool) -> Batch:
-    """Join groups into one batch. Every scored trajectory counts in its group's baseline."""
-    data = _joined([candidate.packed for candidate in candidates])
-    trainable = torch.cat([candidate.trainable for candidate in candidates])
-    scored = is_scored(data)
-    lengths = segment_sum(data.sampled.long(), data.cu_seqlens)
-    advantages = torch.zeros_like(data.rewards)
-    advantages[scored] = group_advantages(
-        data.rewards[scored],
-        data.groups[scored],
-        estimator=estimator,
-        lengths=lengths[scored],
-        population=population,
-    )
-    present = segment_sum(trainable.long(), data.cu_seqlens) > 0
-    places = torch.repeat_interleave(present, lengths_of(data.cu_seqlens))
-    return Batch(_chosen(data, present, places), trainable[places], advantages[present], places)
-
-
-def _joined(parts: list[Packed]) -> Packed:
-    names = ("token_ids", "sampled", "logprobs", "versions", "rewards", "groups", "leases")
-    return Packed(
-        **{name: torch.cat([getattr(part, name) for part in parts]) for name in names},
-        cu_seqlens=_bounds(torch.cat([lengths_of(part.cu_seqlens) for part in parts])),
-        outcomes=[outcome for part in parts for outcome in part.outcomes],
-    )
-
-
-def _chosen(data: Packed, trajectories: Tensor, tokens: Tensor) -> Packed:
-    """Those trajectories, which have those tokens."""
-    return Packed(
-        **{name: getattr(data, name)[tokens] for name in ("token_ids", "sampled", "logprobs", "versions")},
-        **{name: getattr(data, name)[trajectories] for name in ("rewards", "groups", "leases")},
-        cu_seqlens=_bounds(lengths_of(data.cu_seqlens)[trajectories]),
-        outcomes=[outcome for outcome, here in zip(data.outcomes, trajectories.tolist(), strict=True) if here],
-    )
-
-
-def _bounds(lengths: Tensor) -> Tensor:
-    return torch.cat([torch.zeros(1, dtype=torch.int32), lengths.cumsum(0).to(torch.int32)])
-
-
-def split(cu_seqlens: Tensor, budget: int) -> list[tuple[int, int]]:
-    """Ranges of whole trajectories of at most `budget` tokens each; a longer trajectory is alone."""
-    bounds = cu_seqlens.tolist()
-    ranges: list[tuple[int, int]] = []
-    start = 0
-    for end in range(1, len(bounds)):
-        if end - start > 1 and bounds[end] - bounds[start] > budget:
-            ranges.append((start, end - 1))
-            start = end - 1
-    if start < len(bounds) - 1:
-        ranges.append((start, len(bounds) - 1))
-    return ranges
+    micro: Micro
+    logp: Tensor
+    keep: Tensor
+    policy: float
+    kl: float
+    clipped: float
+    entropy: float
 
 
 class Trainer:
-    """Policy and optimizer; `step` makes version v+1 from version v and a batch."""
+    """Policy and optimizer: `begin`, `add` groups as they come, `finish` makes version v+1 from version v and these."""
 
     def __init__(self, config: Config, policy: Policy, optimizer: Optimizer) -> None:
         self._config, self._policy, self._optimizer = config, policy, optimizer
-        self._rules = [rule for name in config.correction.presets for rule in Rule.preset(name)]
-        self._bypass = config.learner.proximal == "bypass"
-        if self._bypass and config.loss.name != "reinforce":
-            # The loss's own ratio is the importance ratio.
-            self._rules = [rule for rule in self._rules if rule.action == "mask"]
-        clips = config.loss.name in ("ppo", "gspo", "cispo")
-        self._params = {"clip_low": config.loss.clip_low, "clip_high": config.loss.clip_high} if clips else {}
+        self._objective = Objective(config)
+        self._whole = self._objective.across_batch or config.advantage.estimator == "reinforce_pp_baseline"
+        self._reference = None
+        if config.loss.kl_coef:
+            self._reference = Policy(
+                config.model.path, chunk_tokens=config.learner.chunk_tokens, temperature=config.rollout.temperature
+            )
+        self.begin(0)
 
     def step(
-        self, candidates: list[Candidate], version: int, stopping: Callable[[], bool] = lambda: False
+        self, candidates: list[Candidate], version: int, stopping: Callable[[], bool] = NEVER
     ) -> tuple[StepStats, list[Fate]] | None:
-        """None when `stopping` says so between two micro-batches: no parameter has changed then.
+        """A whole batch at once; None when `stopping` says so."""
+        self.begin(version)
+        for candidate in candidates:
+            self.add(candidate, stopping)
+        self._early = 0.0  # nothing was waited for
+        return self.finish(stopping)
+
+    def begin(self, version: int) -> None:
+        """Of a batch, for the step after `version`. What was added since the last step is forgotten."""
+        self._version = version
+        self._candidates: list[Candidate] = []
+        self._references: list[Tensor] = []
+        self._stream = Stream(self._config.learner.micro_tokens)
+        self._done: list[_Done] = []
+        self._early = self._seconds = 0.0
+        self._stopped = False
+        self._optimizer.clear()
+
+    def add(self, candidate: Candidate, stopping: Callable[[], bool] = NEVER) -> None:
+        """One more group, in the order of the batch; runs the micro-batches that are full with it."""
+        began = time.monotonic()
+        self._candidates.append(candidate)
+        self._references.append(self._reference_of(candidate))
+        if not self._whole:
+            self._run(self._stream.add(self._micros([candidate], self._references[-1:])[0]), stopping)
+        # What the last group brings is not hidden behind the wait for it.
+        self._early = self._seconds
+        self._seconds += time.monotonic() - began
+
+    def finish(self, stopping: Callable[[], bool] = NEVER) -> tuple[StepStats, list[Fate]] | None:
+        """None when `stopping` said so between two micro-batches: no parameter has changed then.
 
         A gradient that is not finite leaves the parameters as they are; the batch is consumed all the same, and its
         fates are those of a step.
         """
         began = time.monotonic()
-        batch = collate(candidates, self._config.advantage.estimator, self._config.advantage.population)
-        denominator = self._denominator(batch)
-        parts: list[_Part] = []
-        for start, end in split(batch.data.cu_seqlens, self._config.learner.micro_tokens):
-            if stopping():
-                return None
-            parts.append(self._backward(batch, start, end, denominator))
-        stepped = self._optimizer.step(version)
-        logp = torch.cat([part.logp for part in parts])
-        correction = correct(logp, batch.data.logprobs, batch.trainable, batch.data.cu_seqlens, self._rules)
-        count = max(1, int(batch.trainable.sum()))
-        stats = correction.stats
+        across: Iterable[Tensor] | None = None
+        if self._whole:
+            micros = [
+                full for each in self._micros(self._candidates, self._references) for full in self._stream.add(each)
+            ]
+            micros += self._stream.rest()
+            across = self._across(micros) if self._objective.across_batch else None
+        else:
+            micros = self._stream.rest()
+        self._run(micros, stopping, across)
+        if self._stopped:
+            return None
+        return self._stepped(began)
+
+    def _micros(self, candidates: list[Candidate], references: list[Tensor]) -> list[Micro]:
+        in_reward = self._config.loss.kl_in == "reward"
+        nothing = torch.zeros(0)
+        advantages = advantages_of(candidates, references if in_reward else [nothing] * len(candidates), self._config)
+        return [
+            micro_of(candidate, each, nothing if in_reward else reference)
+            for candidate, each, reference in zip(candidates, advantages, references, strict=True)
+        ]
+
+    @torch.no_grad()
+    def _reference_of(self, candidate: Candidate) -> Tensor:
+        """[T] of all that was sampled; empty without a reference."""
+        if self._reference is None:
+            return torch.zeros(0)
+        data, device = candidate.packed, self._reference.device
+        logps = self._reference.logprobs(data.token_ids.to(device), data.sampled.to(device), data.cu_seqlens.to(device))
+        return logps.logp.cpu()
+
+    @torch.no_grad()
+    def _across(self, micros: list[Micro]) -> Iterable[Tensor]:
+        """What of each micro-batch the rule over all of them keeps."""
+        logps: list[Tensor] = []
+        for micro in micros:
+            here = micro.to(self._policy.device)
+            logps.append(self._policy.logprobs(here.token_ids, here.trainable, here.cu_seqlens).logp.cpu())
+        keep = self._objective.across(joined(micros), torch.cat(logps))
+        return keep.split([len(micro.token_ids) for micro in micros])
+
+    def _run(self, micros: list[Micro], stopping: Callable[[], bool], across: Iterable[Tensor] | None = None) -> None:
+        for micro, keep in zip(micros, across or [micro.trainable for micro in micros], strict=True):
+            self._stopped = self._stopped or stopping()
+            if self._stopped:
+                return
+            self._done.append(self._backward(micro, keep))
+
+    def _backward(self, micro: Micro, across: Tensor) -> _Done:
+        here = micro.to(self._policy.device)
+        current = self._policy.logprobs(
+            here.token_ids, here.trainable, here.cu_seqlens, entropy_gradient=self._objective.entropy_gradient
+        )
+        logp = current.logp.detach()
+        weighed = self._objective.weigh(here, logp, across.to(self._policy.device), self._version)
+        loss = self._objective.loss(here, current, weighed)
+        if loss.total.requires_grad:  # it does not if there was no log-prob to compute
+            loss.total.backward()
+        entropy = float(current.entropy.detach().sum())
+        empty = micro.reference[:0]
+        return _Done(
+            micro._replace(reference=empty), logp.cpu(), weighed.keep.cpu(), loss.policy, loss.kl, loss.clipped, entropy
+        )
+
+    def _stepped(self, began: float) -> tuple[StepStats, list[Fate]]:
+        whole, logp = joined([done.micro for done in self._done]), torch.cat([done.logp for done in self._done])
+        keep = torch.cat([done.keep for done in self._done])
+        stats = self._objective.weigh(whole, logp, keep, self._version).stats
+        count = max(1, int(whole.trainable.sum()))
+        denominator = self._objective.denominator(count, len(whole.cu_seqlens) - 1)
+        scale = math.sqrt(stats.ess) if self._config.learner.ess_lr else 1.0
+        stepped = self._optimizer.step(self._version, divisor=denominator, scale=scale)
         # A learner that resumed meets tokens of versions that it is about to make again: they are not stale.
-        staleness = (version - batch.data.versions[correction.keep]).clamp(min=0).sort().values.tolist()
+        staleness = (self._version - whole.versions[keep]).clamp(min=0).sort().values.tolist()
+        seconds = self._seconds + time.monotonic() - began
         done = StepStats(
-            loss=sum(part.loss for part in parts),
-            entropy=sum(part.entropy for part in parts) / count,
+            loss=sum(done.policy for done in self._done) / denominator,
+            kl=sum(done.kl for done in self._done) / denominator,
+            entropy=sum(done.entropy for done in self._done) / count,
             grad_norm=stepped.grad_norm,
             skipped=stepped.skipped,
             lr=stepped.lr,
-            clip_fraction=sum(part.clipped for part in parts) / count,
+            clip_fraction=sum(done.clipped for done in self._done) / count,
             ess=stats.ess,
             weight_mean=stats.weight_mean,
             clipped_fraction=stats.clipped_fraction,
-            masked_fraction=stats.masked_fraction,
+            masked_fraction=1 - int(keep.sum()) / count,
             kl_k1=stats.kl_k1,
             kl_k3=stats.kl_k3,
             max_prob_diff=stats.max_prob_diff,
             staleness_mean=sum(staleness) / max(1, len(staleness)),
             staleness_p99=staleness[math.ceil(0.99 * len(staleness)) - 1] if staleness else 0,
             staleness_max=staleness[-1] if staleness else 0,
-            tokens=len(batch.data.token_ids),
+            tokens=len(whole.token_ids),
             trained=len(staleness),
-            micro_batches=len(parts),
-            seconds=time.monotonic() - began,
+            micro_batches=len(self._done),
+            seconds=seconds,
+            hidden=self._early / seconds,
         )
-        keep = torch.zeros_like(batch.places)
-        keep[batch.places] = correction.keep
-        return done, self._fates(candidates, keep)
+        return done, self._fates(keep)
 
-    def _denominator(self, batch: Batch) -> float:
-        mode, trajectories = self._config.loss.aggregation, len(batch.data.rewards)
-        if mode == "token_mean":
-            return int(batch.trainable.sum())
-        return trajectories * (self._config.rollout.max_tokens if mode == "sequence_sum" else 1)
-
-    def _backward(self, batch: Batch, start: int, end: int, denominator: float) -> "_Part":
-        device = self._policy.device
-        whole, bounds = batch.data, batch.data.cu_seqlens
-        first, last = int(bounds[start]), int(bounds[end])
-        token_ids, rollout, trainable = (
-            each[first:last].to(device) for each in (whole.token_ids, whole.logprobs, batch.trainable)
-        )
-        cu_seqlens = (bounds[start : end + 1] - first).to(device)
-        current = self._policy.logprobs(token_ids, trainable, cu_seqlens)
-        logp = current.logp.detach()
-        correction = correct(logp, rollout, trainable, cu_seqlens, self._rules)
-        loss = policy_loss(
-            self._config.loss.name,
-            logp=current.logp,
-            logp_old=rollout if self._bypass else logp,
-            advantages=torch.repeat_interleave(
-                batch.advantages[start:end].to(device, logp.dtype), lengths_of(cu_seqlens)
-            ),
-            sampled=trainable,
-            cu_seqlens=cu_seqlens,
-            weights=correction.weights,
-            keep=correction.keep,
-            **self._params,
-        )
-        total = aggregate(
-            loss.per_token, trainable, cu_seqlens, mode=self._config.loss.aggregation, denominator=denominator
-        )
-        if total.requires_grad:  # it does not if there was no log-prob to compute
-            total.backward()
-        return _Part(
-            loss=float(total.detach()),
-            clipped=loss.stats["clip_fraction"] * int(correction.keep.sum()),
-            entropy=float(current.entropy.sum()),
-            logp=logp.cpu(),
-        )
-
-    def _fates(self, candidates: list[Candidate], keep: Tensor) -> list[Fate]:
-        sizes = [len(candidate.trainable) for candidate in candidates]
-        pairs = zip(candidates, keep.split(sizes), strict=True)
-        return [fate for candidate, part in pairs for fate in fates_of(candidate, part)]
-
-
-class _Part(NamedTuple):
-    loss: float
-    clipped: float
-    entropy: float
-    logp: Tensor
+    def _fates(self, keep: Tensor) -> list[Fate]:
+        """`keep` is over the tokens that were forwarded."""
+        places = [present(candidate)[1] for candidate in self._candidates]
+        fates: list[Fate] = []
+        parts = keep.split([int(place.sum()) for place in places])
+        for candidate, place, part in zip(self._candidates, places, parts, strict=True):
+            of_group = torch.zeros_like(place)
+            of_group[place] = part
+            fates.extend(fates_of(candidate, of_group))
+        return fates

@@ -2,11 +2,12 @@
 
 import math
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
 
-from slipstream.learner.corrections import Rule, correct
+from slipstream.learner.corrections import PRESETS, Rule, correct
 from slipstream.learner.losses import LOSSES, aggregate, kl, policy_loss
 
 NAN, INF = float("nan"), float("inf")
@@ -233,32 +234,38 @@ def test_kl_estimators() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("preset", [None, *PRESETS])
 @pytest.mark.parametrize("name", LOSSES)
-def test_overflow_stays_finite_in_value_and_gradient(name: str, dtype: torch.dtype) -> None:
-    logp = torch.tensor([-2, -91, NAN, INF, -2, -91, -INF], dtype=dtype, requires_grad=True)
-    old = torch.tensor([-91, -2, INF, NAN, -91, -2, -INF], dtype=dtype)
-    advantages = torch.tensor([1, 1, NAN, INF, -1, -1, 1], dtype=dtype)
-    sampled = torch.tensor([1, 1, 0, 0, 1, 1, 0], dtype=torch.bool)
-    bounds = torch.tensor([0, 0, 2, 4, 7, 7], dtype=torch.int32)
-    correction = correct(logp.detach(), old, sampled, bounds, Rule.preset("tis"))
+def test_overflow_stays_finite_in_value_and_gradient(name: str, preset: str | None, dtype: torch.dtype) -> None:
+    """Log-probs of -91 against -2, advantages of rewards of 1e30, rubbish where nothing was sampled, nothing at all."""
+    logp = torch.tensor([-2, -91, -2, -91, NAN, INF, -2, -91, -2, -91, -INF], dtype=dtype, requires_grad=True)
+    old = torch.tensor([-91, -2, -91, -2, INF, NAN, -91, -2, -91, -2, -INF], dtype=dtype)
+    advantages = torch.tensor([1, 1, 1e30, 1e30, NAN, INF, -1, -1, -1e30, -1e30, 1], dtype=dtype)
+    sampled = torch.tensor([1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0], dtype=torch.bool)
+    bounds = torch.tensor([0, 0, 2, 6, 11, 11], dtype=torch.int32)
+    correction = correct(logp.detach(), old, sampled, bounds, Rule.preset(preset) if preset else [])
+    assert all(math.isfinite(value) for value in msgspec.structs.asdict(correction.stats).values())
     for weights, keep in ((None, None), (correction.weights, correction.keep), (old, sampled)):
-        loss = policy_loss(
-            name,
-            logp=logp,
-            logp_old=old,
-            advantages=advantages,
-            sampled=sampled,
-            cu_seqlens=bounds,
-            weights=weights,
-            keep=keep,
-        )
-        assert loss.per_token.dtype == dtype
-        assert loss.per_token.isfinite().all()
-        assert not loss.per_token[~sampled].any()
-        assert all(math.isfinite(value) for value in loss.stats.values())
-        (gradient,) = torch.autograd.grad(aggregate(loss.per_token, sampled, bounds, mode="token_mean"), logp)
-        assert gradient.isfinite().all()
-        assert not gradient[~sampled].any()
+        if preset and weights is old:
+            continue
+        for anchor in (old, logp.detach()):
+            loss = policy_loss(
+                name,
+                logp=logp,
+                logp_old=anchor,
+                advantages=advantages,
+                sampled=sampled,
+                cu_seqlens=bounds,
+                weights=weights,
+                keep=keep,
+            )
+            assert loss.per_token.dtype == dtype
+            assert loss.per_token.isfinite().all()
+            assert not loss.per_token[~sampled].any()
+            assert all(math.isfinite(value) for value in loss.stats.values())
+            (gradient,) = torch.autograd.grad(aggregate(loss.per_token, sampled, bounds, mode="token_mean"), logp)
+            assert gradient.isfinite().all()
+            assert not gradient[~sampled].any()
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -304,6 +311,21 @@ def test_dual_clip_bounds_what_a_bad_token_can_cost() -> None:
     ).per_token
     close(loss.detach(), [3.0])
     assert torch.autograd.grad(loss.sum(), logp)[0].item() == 0
+
+
+def test_dppo_tv_measures_probabilities_and_not_clamped_ratios() -> None:
+    logp = torch.tensor([-91.0, -91.0], dtype=torch.float64, requires_grad=True)
+    loss = policy_loss(
+        "dppo_tv",
+        logp=logp,
+        logp_old=torch.tensor([-0.1, -2.0]).double(),  # moved by -.905 and by -.135
+        advantages=-torch.ones(2).double(),
+        sampled=torch.ones(2, dtype=torch.bool),
+        cu_seqlens=torch.tensor([0, 2]),
+    )
+    assert loss.per_token[0].item() == 0
+    assert loss.per_token[1].item() > 0
+    assert loss.stats["clip_fraction"] == 0.5
 
 
 def test_an_unknown_loss_is_named() -> None:

@@ -8,8 +8,10 @@ from learner_world import VOCABULARY
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from slipstream.errors import UserError
+from slipstream.learner.attention import Pieces
 from slipstream.learner.packing import position_ids
 from slipstream.learner.policy import Policy
+from slipstream.learner.sharing import Segment
 
 LENGTHS = [9, 1, 0, 30, 9, 17]
 
@@ -109,7 +111,8 @@ def test_entropy_is_that_of_the_distribution_sampled_from(tiny_model: Path) -> N
     wanted = torch.ones(12, dtype=torch.bool)
     found = policy.logprobs(ids, wanted, cu_seqlens).entropy
     with torch.no_grad():
-        logits = policy.model(ids[None].long(), position_ids=position_ids(cu_seqlens)[None], cu_seq_lens_q=cu_seqlens)
+        pieces = Pieces([Segment(0, 12, ())])
+        logits = policy.model(ids[None].long(), position_ids=position_ids(cu_seqlens)[None], pieces=pieces)
         entropy = torch.distributions.Categorical(logits=logits.logits[0] / 0.5).entropy()
     torch.testing.assert_close(found[1:], entropy[:-1], atol=1e-5, rtol=0)
     assert not found.requires_grad

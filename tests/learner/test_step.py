@@ -1,6 +1,7 @@
 """The step: any split is the same step, what may not enter the loss does not, and what breaks leaves nothing broken."""
 
 import itertools
+import random
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,11 @@ from slipstream.learner.advantages import group_advantages
 from slipstream.learner.corrections import Rule, correct
 from slipstream.learner.groups import Candidate, judge
 from slipstream.learner.losses import LOSSES, aggregate, policy_loss
+from slipstream.learner.micro import Micro, Stream, bounds_of, pieces, split
 from slipstream.learner.optimizer import Optimizer, Stepped, learning_rate
 from slipstream.learner.packing import lengths_of, segment_sum
 from slipstream.learner.policy import Policy
-from slipstream.learner.step import Trainer, split
+from slipstream.learner.step import Trainer
 from slipstream.queue.tensors import packed
 from slipstream.staleness import Gate
 from slipstream.trajectory import Outcome, Trajectory
@@ -39,8 +41,8 @@ class Recorder(Optimizer):
 
     gradients: list[torch.Tensor]
 
-    def step(self, number: int) -> Stepped:
-        self.gradients = [parameter.grad.clone() for parameter in self._parameters]
+    def step(self, number: int, *, divisor: float = 1.0, scale: float = 1.0) -> Stepped:
+        self.gradients = [parameter.grad / divisor for parameter in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None
         return Stepped(0.0, False, 0.0)
@@ -82,10 +84,17 @@ def candidates(version: int = 3, groups: list[list[Trajectory]] | None = None) -
 def settings(model: Path, *, micro: int = 10_000, name: str = "ppo", mode: str = "token_mean", **more) -> Config:
     return config(
         model,
-        learner=LearnerSection(micro_tokens=micro, chunk_tokens=7, proximal=more.get("proximal", "recompute")),
-        loss=LossSection(name=name, aggregation=mode),
-        correction=CorrectionSection(presets=more.get("presets", ["tis", "icepop"])),
-        advantage=AdvantageSection(estimator=more.get("estimator", "grpo")),
+        learner=LearnerSection(
+            micro_tokens=micro,
+            chunk_tokens=7,
+            proximal=more.get("proximal", "recompute"),
+            ess_lr=more.get("ess_lr", False),
+        ),
+        loss=LossSection(name=name, aggregation=mode, **more.get("loss", {})),
+        correction=CorrectionSection(
+            presets=more.get("presets", ["tis", "icepop"]), m2po=more.get("m2po", 0.0), opsm=more.get("opsm", 0.0)
+        ),
+        advantage=AdvantageSection(estimator=more.get("estimator", "grpo"), **more.get("advantage", {})),
         rollout=RolloutSection(max_tokens=32),
     )
 
@@ -130,6 +139,111 @@ def test_any_split_is_the_same_step(policy: Policy, tiny_model: Path, name: str,
             "masked_fraction",
         ):
             assert getattr(part, field) == pytest.approx(getattr(stats, field), rel=1e-6, abs=1e-12)
+
+
+def more_groups() -> list[list[Trajectory]]:
+    """Five groups, of several lengths and ages."""
+    lengths = ((14, 9), (25, 6, 11), (8, 8), (30, 5), (7, 21, 13))
+    return [
+        [
+            trajectory(
+                10 * group + place, group, length=length, reward=float(place % 2), versions=(group + place) % 3 + 1,
+                logprob=-2.0 - 0.3 * place,
+            )
+            for place, length in enumerate(members, 1)
+        ]
+        for group, members in enumerate(lengths, 1)
+    ]  # fmt: skip
+
+
+def streamed(policy: Policy, settings: Config, order: list[int]) -> tuple[list[torch.Tensor], tuple, list[int]]:
+    """Gradients, what the step says, and how many micro-batches had run after each group."""
+    recorder = optimizer(policy, Recorder)
+    trainer = Trainer(settings, policy, recorder)
+    groups = candidates(groups=more_groups())
+    trainer.begin(3)
+    ran = []
+    for index in order:
+        trainer.add(groups[index])
+        ran.append(len(trainer._done))
+    made = trainer.finish()
+    assert made is not None
+    return recorder.gradients, made, ran
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", LOSSES)
+def test_streamed_in_any_split_and_order_is_the_same_step(
+    policy: Policy, tiny_model: Path, name: str, mode: str
+) -> None:
+    more = {"proximal": "bypass" if name == "gspo" else "recompute" if name == "reinforce" else "interpolate"}
+    whole, (stats, fates), _ = streamed(policy, settings(tiny_model, name=name, mode=mode, **more), [0, 1, 2, 3, 4])
+    assert stats.micro_batches == 1
+    shuffle = random.Random(f"{name} {mode}")
+    for micro in (1, 26, 60):
+        order = shuffle.sample(range(5), 5)
+        found, (part, parts), ran = streamed(
+            policy, settings(tiny_model, micro=micro, name=name, mode=mode, **more), order
+        )
+        assert ran[-2] > 0  # before the last group was there
+        assert 0 < part.hidden < 1
+        assert sorted(parts, key=lambda fate: fate.lease) == fates
+        for ours, theirs in zip(found, whole, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-12)
+        for field in ("loss", "entropy", "clip_fraction", "ess", "kl_k3", "staleness_mean", "trained"):
+            assert getattr(part, field) == pytest.approx(getattr(stats, field), rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize("needs", [{"estimator": "reinforce_pp_baseline"}, {"m2po": 0.3}])
+def test_what_needs_the_whole_batch_waits_for_it(policy: Policy, tiny_model: Path, needs: dict) -> None:
+    alike = {"presets": ["tis"]}
+    whole, (stats, fates), _ = streamed(policy, settings(tiny_model, **alike, **needs), [0, 1, 2, 3, 4])
+    found, (part, parts), ran = streamed(policy, settings(tiny_model, micro=26, **alike, **needs), [3, 1, 4, 0, 2])
+    assert ran == [0] * 5
+    assert sorted(parts, key=lambda fate: fate.lease) == fates
+    assert part.trained == stats.trained
+    for ours, theirs in zip(found, whole, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-12)
+    plain, (without, _), _ = streamed(policy, settings(tiny_model, **alike), [0, 1, 2, 3, 4])
+    assert not all(ours.equal(theirs) for ours, theirs in zip(whole, plain, strict=True))
+    if "m2po" in needs:
+        assert 0 < stats.trained < without.trained
+
+
+def test_the_same_groups_in_the_same_order_are_cut_alike_however_they_come(tiny_model: Path) -> None:
+    """To the bit: a resumed learner has them at once, and must make the versions that it made while it waited."""
+
+    def trained(at_once: bool) -> list[torch.Tensor]:
+        policy = Policy(tiny_model, chunk_tokens=7)
+        trainer = Trainer(settings(tiny_model, micro=40), policy, optimizer(policy))
+        groups = candidates(groups=more_groups())
+        if at_once:
+            assert trainer.step(groups, 3) is not None
+        else:
+            trainer.begin(3)
+            for group in groups:
+                trainer.add(group)
+            assert trainer.finish() is not None
+        return [parameter.detach() for parameter in policy.parameters()]
+
+    assert all(one.equal(other) for one, other in zip(trained(True), trained(False), strict=True))
+
+
+@given(st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=5), min_size=1, max_size=6), st.integers(1, 60))
+def test_a_stream_is_cut_where_the_whole_would_be(groups: list[list[int]], budget: int) -> None:
+    def micro(lengths: list[int]) -> Micro:
+        total = sum(lengths)
+        ids = torch.arange(total)
+        return Micro(
+            ids, ids > 0, ids.float(), ids, ids.double(), torch.zeros(0), bounds_of(torch.tensor(lengths))
+        )  # fmt: skip
+
+    stream = Stream(budget)
+    found = [each.cu_seqlens.tolist() for group in groups for each in stream.add(micro(group))]
+    found += [each.cu_seqlens.tolist() for each in stream.rest()]
+    whole = micro([length for group in groups for length in group])
+    assert found == [each.cu_seqlens.tolist() for each in pieces(whole, budget)]
+    assert stream.rest() == []
 
 
 @pytest.mark.parametrize("mode", MODES)
