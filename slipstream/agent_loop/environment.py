@@ -7,7 +7,7 @@ from typing import Any
 from slipstream.errors import UserError
 from slipstream.rewards import Reward
 from slipstream.task import Task
-from slipstream.tools import Executor, Tool
+from slipstream.tools import AnyTool, Toolbox
 from slipstream.userfile import load_object
 
 
@@ -19,10 +19,7 @@ class Environment:
     []
     """
 
-    def __init__(self, *, rewards: Sequence[Reward], tools: Sequence[Tool] = (), system: str = "") -> None:
-        for each in tools:
-            if not isinstance(each, Tool):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise UserError(f"Environment(tools=...): {each!r} is no tool; put @tool before the function")
+    def __init__(self, *, rewards: Sequence[Reward], tools: Sequence[AnyTool] = (), system: str = "") -> None:
         for each in rewards:
             if not isinstance(each, Reward):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise UserError(f"Environment(rewards=...): {each!r} is no reward; put @reward before the function")
@@ -31,8 +28,9 @@ class Environment:
         names = [each.name for each in rewards]
         if len(set(names)) < len(names):
             raise UserError(f"Environment(rewards=...): two of {', '.join(names)} have one name; rename one")
-        self.tools, self.rewards, self.system = list(tools), list(rewards), system
-        Executor(self.tools, seconds=1)  # two tools of one name are refused here, not in the first rollout
+        self.toolbox = Toolbox(tools)
+        self.tools = list(self.toolbox.tools.values())
+        self.rewards, self.system = list(rewards), system
 
     def first_messages(self, task: Task) -> list[dict[str, Any]]:
         """The system prompt, unless the task has its own, and the task."""

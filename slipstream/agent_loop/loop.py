@@ -22,7 +22,7 @@ from slipstream.agent_loop.text import Messages
 from slipstream.config import RolloutSection
 from slipstream.rewards import Evidence, RewardFailed, score
 from slipstream.task import Task
-from slipstream.tools import Executor, ToolError, ToolResult
+from slipstream.tools import Executor, Session, ToolError, ToolResult
 from slipstream.trajectory import Outcome, SpanKind, Trajectory, TrajectoryDetail
 from slipstream.usercall import UserCalls
 
@@ -49,6 +49,7 @@ class Episode:
         self.deadline = self.began + seconds
         self.stream = TokenStream()
         self.messages: Messages = []
+        self.tools: Session  # open while the agent runs
         self.answer = ""
         self.turn = 0
         self.tool_calls = 0
@@ -80,7 +81,7 @@ class AgentLoop:
     ) -> None:
         """`on_tools(lease, busy)` is called when a trajectory begins and ends to wait for tools."""
         self.environment, self.renderer, self.sampler, self.limits = environment, renderer, sampler, limits
-        self._executor = Executor(environment.tools, limits.tool_seconds)
+        self._executor = Executor(environment.toolbox, limits.tool_seconds)
         self._rewards = UserCalls()
         self._on_tools = on_tools
         self._running: dict[int, Episode] = {}
@@ -96,7 +97,8 @@ class AgentLoop:
         episode = Episode(lease, task, seed, self.limits.max_seconds)
         self._running[lease] = episode
         try:
-            outcome, error = await self._outcome(episode)
+            async with self._executor.session(task) as episode.tools:
+                outcome, error = await self._outcome(episode)
             trajectory = self._trajectory(episode, group, attempt, t_leased, outcome)
             if outcome in SCORED:
                 error = await self._score(episode, trajectory)
@@ -264,7 +266,7 @@ class AgentLoop:
         self._on_tools(episode.lease, True)
         try:
             async with asyncio.timeout(max(0.0, episode.seconds_left())), asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._run_one(call)) for call in calls]
+                tasks = [group.create_task(self._run_one(episode, call)) for call in calls]
             return [task.result() for task in tasks]
         except TimeoutError:
             names = ", ".join(call.name for call in calls)
@@ -276,10 +278,10 @@ class AgentLoop:
             self._on_tools(episode.lease, False)
             episode.s_tool += time.monotonic() - began
 
-    async def _run_one(self, call: ToolCall) -> ToolResult:
+    async def _run_one(self, episode: Episode, call: ToolCall) -> ToolResult:
         if call.problem:
             return ToolResult.failure(ToolError.BAD_CALL, call.problem)
-        return await self._executor.call(call.name, call.arguments)
+        return await episode.tools.call(call.name, call.arguments)
 
 
 def detail(messages: Messages, error: str) -> bytes:

@@ -1,6 +1,21 @@
 """What an agent may call: `@tool`, its schema, and the executor that runs calls within limits."""
 
-from slipstream.tools.executor import Executor, ToolError, ToolResult
+from slipstream.tools.executor import Executor, Session, ToolError, ToolResult
+from slipstream.tools.python import python_interpreter, python_program
 from slipstream.tools.tool import Tool, ToolFailed, tool
+from slipstream.tools.toolset import AnyTool, Toolbox, ToolSet
 
-__all__ = ["Executor", "Tool", "ToolError", "ToolFailed", "ToolResult", "tool"]
+__all__ = [
+    "AnyTool",
+    "Executor",
+    "Session",
+    "Tool",
+    "ToolError",
+    "ToolFailed",
+    "ToolResult",
+    "ToolSet",
+    "Toolbox",
+    "python_interpreter",
+    "python_program",
+    "tool",
+]

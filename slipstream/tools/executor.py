@@ -4,16 +4,26 @@ Invariant: every call gets exactly one result, within its time, and nothing a to
 with nonsense) reaches further than that result, save `ToolFailed`, which says that the infrastructure broke.
 """
 
+import asyncio
+import contextlib
 import json
-from collections.abc import Sequence
+import logging
+import types
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
-from slipstream.errors import UserError
+from slipstream.task import Task
 from slipstream.tools.tool import Tool, ToolFailed
+from slipstream.tools.toolset import Factory, Toolbox, ToolSet, kind
 from slipstream.usercall import OutOfTime, TooManyStuck, UserCalls
+
+log = logging.getLogger(__name__)
+
+_FREE = contextlib.nullcontext()
 
 
 class ToolError(StrEnum):
@@ -39,38 +49,97 @@ class ToolResult(msgspec.Struct, frozen=True):
 
 
 class Executor:
-    """Calls tools by name."""
+    """Runs the calls of all trajectories of one process."""
 
-    def __init__(self, tools: Sequence[Tool], seconds: float) -> None:
-        self._tools: dict[str, Tool] = {}
-        for each in tools:
-            if each.name in self._tools:
-                raise UserError(f"two tools are named {each.name!r}; rename one")
-            self._tools[each.name] = each
-        self._seconds = seconds
-        self._calls = UserCalls()
+    def __init__(self, toolbox: Toolbox, seconds: float) -> None:
+        self.toolbox = toolbox
+        self.seconds = seconds
+        self.calls = UserCalls()
+        self.slots = {name: asyncio.Semaphore(each.at_once) for name, each in toolbox.tools.items() if each.at_once}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    @contextlib.asynccontextmanager
+    async def session(self, task: Task) -> "AsyncGenerator[Session]":
+        """The calls of one trajectory. What they set up is torn down on the way out, also when that is cancelled."""
+        session = Session(self, task)
+        try:
+            yield session
+        finally:
+            if session.made:
+                ending = asyncio.ensure_future(session.teardown())
+                self._ending.add(ending)
+                ending.add_done_callback(self._ending.discard)
+                await asyncio.shield(ending)
+
+
+class Session:
+    """The calls of one trajectory, and the objects that hold its tools' state."""
+
+    def __init__(self, executor: Executor, task: Task) -> None:
+        self._executor, self._task = executor, task
+        self._locks: defaultdict[Factory, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self.made: dict[Factory, ToolSet] = {}
 
     async def call(self, name: str, arguments: str) -> ToolResult:
         """Run one call; `arguments` is a JSON object. Raises ToolFailed only."""
-        found = self._tools.get(name)
+        box = self._executor.toolbox
+        found = box.tools.get(name)
         if found is None:
-            known = ", ".join(self._tools) or "none"
+            known = ", ".join(box.tools) or "none"
             return ToolResult.failure(ToolError.UNKNOWN_TOOL, f"there is no tool {name!r}; there are: {known}")
         try:
             decoded = msgspec.json.decode(arguments, type=found.arguments)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:  # ValidationError is a DecodeError
             return ToolResult.failure(ToolError.BAD_ARGUMENTS, f"{name}: {error}")
         given = {key: getattr(decoded, key) for key in decoded.__struct_fields__}
+        factory = box.factories.get(name)
+        # In this order: who waits for its own trajectory's call holds no slot that others want.
+        async with self._locks[factory] if factory else _FREE, self._executor.slots.get(name, _FREE):
+            function = found.function
+            if factory:
+                function = types.MethodType(function, await self._state(factory))
+            result = await self._try(found, function, given)
+            for _ in range(found.retries):
+                if result.error is None:
+                    break
+                result = await self._try(found, function, given)
+            return result
+
+    async def _state(self, factory: Factory) -> ToolSet:
+        if factory not in self.made:
+            calls, seconds, name = self._executor.calls, self._executor.seconds, kind(factory).__name__
+            try:
+                self.made[factory] = made = factory()
+                await calls.call(made.setup, {"task": self._task}, seconds)
+            except OutOfTime as error:
+                raise ToolFailed(f"{name}.setup did not end within {seconds:g} s") from error
+            except Exception as error:
+                raise ToolFailed(f"{name}.setup raised {type(error).__name__}: {error}") from error
+        return self.made[factory]
+
+    async def _try(self, each: Tool, function: Callable[..., Any], given: dict[str, Any]) -> ToolResult:
+        seconds = self._executor.seconds
         try:
-            return ToolResult(as_text(await self._calls.call(found.function, given, self._seconds)))
+            return ToolResult(as_text(await self._executor.calls.call(function, given, seconds)))
         except OutOfTime:
-            return ToolResult.failure(ToolError.TIMED_OUT, f"{name} did not end within {self._seconds:g} s")
+            return ToolResult.failure(ToolError.TIMED_OUT, f"{each.name} did not end within {seconds:g} s")
         except TooManyStuck as error:
-            raise ToolFailed(f"{name}: {error}") from error
+            raise ToolFailed(f"{each.name}: {error}") from error
         except ToolFailed:
             raise
         except Exception as error:
             return ToolResult.failure(ToolError.RAISED, str(error) or type(error).__name__)
+
+    async def teardown(self) -> None:
+        """Each object's, within a call's time; one that fails is logged, and keeps none of the others."""
+        for made in self.made.values():
+            name = type(made).__name__
+            try:
+                await self._executor.calls.call(made.teardown, {}, self._executor.seconds)
+            except OutOfTime:
+                log.warning("%s.teardown did not end within %g s; it was left", name, self._executor.seconds)
+            except Exception:
+                log.warning("%s.teardown raised; what it had opened may be left", name, exc_info=True)
 
 
 def as_text(value: Any) -> str:

@@ -5,6 +5,7 @@ refused where the function is written, not where a model first calls it.
 """
 
 import inspect
+import types
 from collections.abc import Callable
 from typing import Any, get_type_hints
 
@@ -23,11 +24,15 @@ class ToolFailed(Exception):
 class Tool:
     """A function with a name, a description and a schema of its arguments. Still callable as the function it was."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], *, at_once: int = 0, retries: int = 0) -> None:
         if not inspect.isroutine(function):  # a functools.partial has neither name nor docstring of its own
             raise UserError(f"@tool needs a function with a name, not {function!r}: wrap it in a def")
         self.name: str = function.__name__
         self.function = function
+        self.method = next(iter(inspect.signature(function).parameters), "") == "self"
+        if at_once < 0 or retries < 0:
+            raise UserError(f"tool {self.name}: at_once = {at_once}, retries = {retries}; write numbers from 0 on")
+        self.at_once, self.retries = at_once, retries
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise UserError(f"tool {self.name} yields; let it return one value")
         self.description, described = read_docstring(self.name, function)
@@ -36,6 +41,10 @@ class Tool:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
+
+    def __get__(self, instance: object | None, owner: type | None = None) -> Any:
+        """As a method of its object, where it is one."""
+        return self if instance is None else types.MethodType(self.function, instance)
 
     def _schema(self, described: dict[str, str]) -> dict[str, Any]:
         """The function schema that chat templates render: name, description, JSON schema of the parameters."""
@@ -54,8 +63,11 @@ class Tool:
         return {"name": self.name, "description": self.description, "parameters": parameters}
 
 
-def tool(function: Callable[..., Any]) -> Tool:
-    """Make a tool of a sync or async function.
+def tool(function: Callable[..., Any] | None = None, *, at_once: int = 0, retries: int = 0) -> Any:
+    """Make a tool of a sync or async function, or of a method of a ToolSet.
+
+    `at_once`: as many of its calls run side by side in one rollouter, others wait for their turn (0: no limit).
+    `retries`: a call that raised or timed out is made again so often; only for what may be done twice.
 
     >>> @tool
     ... def add(a: int, b: int) -> int:
@@ -64,7 +76,11 @@ def tool(function: Callable[..., Any]) -> Tool:
     >>> add.schema["parameters"]["required"]
     ['a', 'b']
     """
-    return Tool(function)
+
+    def make(wrapped: Callable[..., Any]) -> Tool:
+        return Tool(wrapped, at_once=at_once, retries=retries)
+
+    return make if function is None else make(function)
 
 
 def arguments_struct(name: str, function: Callable[..., Any]) -> type[msgspec.Struct]:
@@ -74,7 +90,9 @@ def arguments_struct(name: str, function: Callable[..., Any]) -> type[msgspec.St
     except NameError as error:
         raise UserError(f"tool {name}: a type hint cannot be resolved: {error}") from error
     fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
-    for parameter in inspect.signature(function).parameters.values():
+    for index, parameter in enumerate(inspect.signature(function).parameters.values()):
+        if index == 0 and parameter.name == "self":
+            continue
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise UserError(f"tool {name}: {parameter} must be an ordinary parameter, which is passed by its name")
         if parameter.name not in hints:

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from slipstream import tool
+from slipstream import Task, tool
 from slipstream.errors import UserError
-from slipstream.tools import Executor, ToolError, ToolFailed, ToolResult
+from slipstream.tools import Executor, Toolbox, ToolError, ToolFailed, ToolResult
 from slipstream.usercall import TooManyStuck, UserCalls
 
 
@@ -34,8 +34,13 @@ def whoami() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
+async def call(executor: Executor, name: str, arguments: str) -> ToolResult:
+    async with executor.session(Task(id="t", prompt="?")) as session:
+        return await session.call(name, arguments)
+
+
 def run(function, arguments="{}", seconds=5.0) -> ToolResult:
-    return asyncio.run(Executor([function], seconds).call(function.name, arguments))
+    return asyncio.run(call(Executor(Toolbox([function]), seconds), function.name, arguments))
 
 
 def test_sync_and_async():
@@ -101,7 +106,7 @@ def test_bad_arguments(arguments, says):
 
 
 def test_unknown_tool():
-    result = asyncio.run(Executor([add, later], 1).call("ad", "{}"))
+    result = asyncio.run(call(Executor(Toolbox([add, later]), 1), "ad", "{}"))
     assert result == ToolResult("Error: there is no tool 'ad'; there are: add, later", ToolError.UNKNOWN_TOOL)
 
 
@@ -181,7 +186,7 @@ def test_an_async_function_behind_a_plain_decorator():
 
 def test_two_tools_of_one_name():
     with pytest.raises(UserError, match="two tools are named 'add'"):
-        Executor([add, add], 1)
+        Toolbox([add, add])
 
 
 # -- time
@@ -195,15 +200,15 @@ async def test_stuck_tools_stop_neither_the_loop_nor_the_calls_after_them():
         """Hang."""
         release.wait()
 
-    executor = Executor([hang, add], 0.1)
+    executor = Executor(Toolbox([hang, add]), 0.1)
     began = time.monotonic()
-    calls = [executor.call("hang", "{}") for _ in range(40)]  # more than run at once
-    results = await asyncio.gather(*calls, executor.call("add", '{"a": 1}'))
+    calls = [call(executor, "hang", "{}") for _ in range(40)]  # more than run at once
+    results = await asyncio.gather(*calls, call(executor, "add", '{"a": 1}'))
     assert results[-1] == ToolResult("2")
     assert {(result.text, result.error) for result in results[:-1]} == {
         ("Error: hang did not end within 0.1 s", ToolError.TIMED_OUT)
     }
-    assert await executor.call("add", '{"a": 1}') == ToolResult("2")
+    assert await call(executor, "add", '{"a": 1}') == ToolResult("2")
     assert time.monotonic() - began < 5
     release.set()
 
@@ -245,13 +250,16 @@ async def test_too_many_stuck_threads_are_the_infrastructures_fault():
 def test_a_stuck_thread_does_not_keep_the_process():
     program = """
 import asyncio, threading
-from slipstream import tool
-from slipstream.tools import Executor
+from slipstream import Task, tool
+from slipstream.tools import Executor, Toolbox
 @tool
 def hang() -> None:
     "Hang."
     threading.Event().wait()
-print(asyncio.run(Executor([hang], 0.1).call("hang", "{}")).error)
+async def main():
+    async with Executor(Toolbox([hang]), 0.1).session(Task(id="t", prompt="?")) as session:
+        print((await session.call("hang", "{}")).error)
+asyncio.run(main())
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "timed_out\n", "")

@@ -1,0 +1,7 @@
+"""A Python sandbox: code that a model wrote, run within limits in a process of its own."""
+
+from slipstream.tools.sandbox.interpreter import Interpreter
+from slipstream.tools.sandbox.jail import Backend, Limits
+from slipstream.tools.sandbox.sandbox import How, Ran, Sandbox
+
+__all__ = ["Backend", "How", "Interpreter", "Limits", "Ran", "Sandbox"]
