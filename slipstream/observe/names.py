@@ -35,7 +35,7 @@ METRICS: dict[str, str] = {
     "is/clipped_fraction": "tokens whose weight was truncated",
     "is/masked_fraction": "tokens cut by a mask rule",
     "loss/policy": "policy loss of the step",
-    "loss/kl": "mean divergence from the reference at trained tokens, by the estimator of loss.kl; 0 without one",
+    "loss/kl": "mean divergence from the reference at trained tokens, by loss.kl_estimator; 0 without one",
     "loss/entropy": "nats; mean entropy at trained tokens",
     "loss/clip_fraction": "tokens on the flat side of the clip",
     "step/hidden_fraction": "share of the step's work that was done while it waited for data",
