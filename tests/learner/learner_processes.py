@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from slipstream.config import Config, RunDir
+from slipstream.observe.names import check
 from slipstream.task import Task
 
 
@@ -21,6 +22,8 @@ class Recorder:
         self._file = run_dir.metrics.open("a")
 
     def log(self, step: int, values: dict[str, float]) -> None:
+        for name in values:
+            check(name)
         self._file.write(json.dumps({"step": step, **values}, allow_nan=False) + "\n")
         self._file.flush()
 
