@@ -104,10 +104,15 @@ def _accounts(arguments: argparse.Namespace) -> int:
 def _show(arguments: argparse.Namespace) -> int:
     run_dir = _existing(arguments.run)
     from slipstream.observe.show import show
-    from slipstream.queue import read_trajectories
+    from slipstream.queue import delivered_leases, read_trajectories
 
+    lease: int = arguments.trajectory
+    leases = delivered_leases(run_dir.journal)
+    if lease not in leases:
+        there = f"its {len(leases)} go from {min(leases)} to {max(leases)}" if leases else "it has none"
+        raise UserError(f"--trajectory {lease}: the run has no trajectory of this number; {there}")
     model = read_config(run_dir.config, files=False).model.path
-    show(read_trajectories(run_dir.journal), arguments.trajectory, model)
+    show(next(read_trajectories(run_dir.journal, {lease})), model)
     sys.stdout.flush()
     return 0
 

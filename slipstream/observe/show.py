@@ -3,13 +3,10 @@
 Invariant: every token of the stream is printed once, in order, as its tokenizer decodes it.
 """
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
-
-from slipstream.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,22 +14,12 @@ if TYPE_CHECKING:
 GREY, COLOUR = "grey50", "bold green"
 
 
-def show(batches: "Iterable[pa.RecordBatch]", lease: int, model: str) -> None:
-    """Print the trajectory of `lease` among `batches`, decoded with the tokenizer of `model`."""
-    count = 0
-    for batch in batches:
-        leases = batch.column("lease").to_pylist()
-        count += len(leases)
-        if lease in leases:
-            return _print(batch, leases.index(lease), model)
-    raise UserError(f"--trajectory {lease}: the run has {count} trajectories, none with this lease number")
-
-
-def _print(batch: "pa.RecordBatch", row: int, model: str) -> None:
+def show(trajectory: "pa.RecordBatch", model: str) -> None:
+    """Print a trajectory (a batch of one row), decoded with the tokenizer of `model`."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(f"{model}/tokenizer.json")
-    values = {name: batch.column(name)[row].as_py() for name in batch.schema.names}
+    values = {name: trajectory.column(name)[0].as_py() for name in trajectory.schema.names}
     versions = sorted({run["version"] for run in values["version_runs"] if run["version"] >= 0})
     console = Console(highlight=False)
     console.print(

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from slipstream.queue.audit import RunAccounts, accounts
-    from slipstream.queue.journal import read_trajectories
+    from slipstream.queue.journal import delivered_leases, read_trajectories
     from slipstream.queue.tasks import is_heldout
     from slipstream.queue.tensors import Packed, packed
     from slipstream.queue.wire import Malformed, decode, encode
@@ -15,6 +15,7 @@ __all__ = [
     "RunAccounts",
     "accounts",
     "decode",
+    "delivered_leases",
     "encode",
     "is_heldout",
     "packed",
@@ -31,6 +32,7 @@ _HOMES = {
     "accounts": "audit",
     "RunAccounts": "audit",
     "is_heldout": "tasks",
+    "delivered_leases": "journal",
     "read_trajectories": "journal",
 }
 

@@ -13,7 +13,7 @@ import logging
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,13 +137,18 @@ def segment_path(folder: Path, segment: int) -> Path:
     return folder / f"trajectories-{segment:05d}.arrow"
 
 
-def read_trajectories(folder: Path) -> Iterator[Any]:
-    """Every delivered trajectory as a record batch of one row, in the order they came; also while the run goes on.
-    `slipstream.queue.is_heldout(group)` tells the evaluations'."""
+def delivered_leases(folder: Path) -> list[int]:
+    """The lease numbers of all delivered trajectories, in the order they came."""
+    return [event.lease for _, event in read_events(folder) if isinstance(event, ev.TrajectoryDelivered)]
+
+
+def read_trajectories(folder: Path, leases: Container[int] | None = None) -> Iterator[Any]:
+    """Every delivered trajectory, or those of `leases` alone, as a record batch of one row, in their order; also
+    while the run goes on. `slipstream.queue.is_heldout(group)` tells the evaluations'."""
     from slipstream.queue.wire import decode
 
     for _, event in read_events(folder):
-        if isinstance(event, ev.TrajectoryDelivered):
+        if isinstance(event, ev.TrajectoryDelivered) and (leases is None or event.lease in leases):
             with segment_path(folder, event.place.segment).open("rb") as file:
                 file.seek(event.place.offset)
                 yield decode([file.read(event.place.length)])

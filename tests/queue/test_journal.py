@@ -9,7 +9,7 @@ from queue_made import make_config, make_tasks, make_trajectory
 
 from slipstream.config import RunDir
 from slipstream.errors import UserError
-from slipstream.queue import accounts, encode, is_heldout, read_trajectories
+from slipstream.queue import accounts, delivered_leases, encode, is_heldout, read_trajectories
 from slipstream.queue import events as ev
 from slipstream.queue.journal import Journal, read_events
 from slipstream.queue.ledger import Ledger
@@ -44,6 +44,9 @@ def test_a_journal_gives_its_events_back(tmp_path: Path) -> None:
     assert opened(tmp_path) == (ledger.events, 0)
     batches = list(read_trajectories(tmp_path))
     assert [is_heldout(batch.column("group")[0].as_py()) for batch in batches] == [True] + [False] * 4
+    leases = [batch.column("lease")[0].as_py() for batch in batches]
+    assert delivered_leases(tmp_path) == leases
+    assert [batch.column("lease")[0].as_py() for batch in read_trajectories(tmp_path, {leases[3]})] == [leases[3]]
 
 
 def test_a_log_torn_at_any_byte_opens_with_its_whole_events(tmp_path: Path) -> None:
