@@ -129,6 +129,49 @@ async def test_logprobs_are_of_the_distribution_sampled_from(engine: Engine, pub
         assert differs(publisher, one, sample) < 1e-4
 
 
+async def test_a_prompt_of_more_than_a_block_is_not_prefilled_twice(engine: Engine) -> None:
+    """The CPU platform's own block, 128 tokens, is longer than many a system prompt; `engine.block_size` is not."""
+    from vllm import SamplingParams
+    from vllm.inputs import tokens_input
+
+    async def cached(length: int, name: str) -> int | None:
+        prompt = tokens_input(request(length, seed=77).prompt.tolist(), cache_salt="prefix test")
+        stream = engine._llm.generate(prompt, SamplingParams(max_tokens=1, detokenize=False), request_id=name)  # pyright: ignore
+        return [output.num_cached_tokens async for output in stream][-1]
+
+    block = SECTION.block_size
+    assert block < 128
+    assert await cached(100, "first") == 0
+    assert await cached(100, "again") == 100 // block * block
+    assert await cached(block - 1, "less than a block") == 0
+
+
+async def test_bfloat16_is_the_mismatch_that_float32_is_not(engine: Engine, publisher: Publisher) -> None:
+    """An engine in bfloat16 against the same weights in float32: what `mismatch/*` is there to show."""
+    from slipstream.learner.corrections import correct
+
+    half = Engine.start(str(publisher.folder / "model"), "bfloat16", SECTION, concurrency=4)
+    try:
+        await half.load(publisher.publish(publisher.start))
+        await engine.load(publisher.publish(publisher.start))
+        asked = [request(40, seed=seed) for seed in range(8)]
+        kl: list[float] = []
+        for each in (half, engine):
+            samples = await asyncio.gather(*map(each.sample, asked))
+            rollout = torch.cat([torch.tensor(sample.logprobs) for sample in samples])
+            for one, sample in zip(asked, samples, strict=True):
+                differs(publisher, one, sample)
+            learner = torch.cat([publisher.logprobs(one.prompt, s) for one, s in zip(asked, samples, strict=True)])
+            sampled = torch.ones(len(rollout), dtype=torch.bool)
+            bounds = torch.tensor([0, len(rollout)], dtype=torch.int32)
+            kl.append(correct(learner, rollout, sampled, bounds, []).stats.kl_k3)
+        of_half, of_float = kl
+        assert of_float < 1e-9
+        assert 1e-6 < of_half < 1e-1
+    finally:
+        half.shutdown()
+
+
 async def test_a_stop_token_is_in_the_sample_with_its_logprob(engine: Engine) -> None:
     samples = await asyncio.gather(*(engine.sample(request(5, seed=seed, tokens=200)) for seed in range(30)))
     stopped = [sample for sample in samples if sample.finish is Finish.STOP]
