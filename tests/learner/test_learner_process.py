@@ -93,7 +93,8 @@ class World:
         await self._see(await client.weights(newer_than=-1, wait_s=PATIENCE))
         while self._roll_on:
             granted = await client.ask(room=4, wait_s=0.2)
-            newest = await client.weights(newer_than=-1, wait_s=0)
+            # There are none for a moment when a learner is back to make versions again.
+            newest = await client.weights(newer_than=-1, wait_s=PATIENCE)
             await self._see(newest)
             assert newest.weights is not None
             for lease in granted.leases:
