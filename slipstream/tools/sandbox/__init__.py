@@ -2,6 +2,6 @@
 
 from slipstream.tools.sandbox.interpreter import Interpreter
 from slipstream.tools.sandbox.jail import Backend, Limits
-from slipstream.tools.sandbox.sandbox import How, Ran, Sandbox
+from slipstream.tools.sandbox.sandbox import How, Output, Ran, Sandbox, opened, source, until_over
 
-__all__ = ["Backend", "How", "Interpreter", "Limits", "Ran", "Sandbox"]
+__all__ = ["Backend", "How", "Interpreter", "Limits", "Output", "Ran", "Sandbox", "opened", "source", "until_over"]

@@ -8,11 +8,10 @@ import asyncio
 import contextlib
 import json
 import socket
-from pathlib import Path
 
-from slipstream.tools.sandbox.sandbox import Output, Ran, Sandbox, opened, until_over
+from slipstream.tools.sandbox.sandbox import Output, Ran, Sandbox, opened, source, until_over
 
-INSIDE = Path(__file__).with_name("inside_interpreter.py").read_text()
+INSIDE = source(__file__, "inside_interpreter.py")
 
 
 class Interpreter:
@@ -25,13 +24,13 @@ class Interpreter:
         self._control: socket.socket | None = None
         self._lock = asyncio.Lock()
 
-    async def run(self, code: str) -> Ran:
-        """Run code in the interpreter, which is started when there is none."""
+    async def run(self, code: str, *, seconds: float = 0.0) -> Ran:
+        """Run code in the interpreter, which is started when there is none. `seconds`: as with `Sandbox.run`."""
         async with self._lock, self._sandbox.slots:
             try:
                 if self._output is None or self._control is None:
                     self._output, self._control = await self._start()
-                ran = await self._exchange(code, self._output, self._control)
+                ran = await self._exchange(code, self._output, self._control, seconds or self._sandbox.limits.seconds)
             except BaseException:  # cancelled: what it was doing goes on inside, so it is of no use any more
                 await self.close()
                 raise
@@ -61,7 +60,7 @@ class Interpreter:
             )
         return output, ours
 
-    async def _exchange(self, code: str, output: Output, control: socket.socket) -> Ran:
+    async def _exchange(self, code: str, output: Output, control: socket.socket, seconds: float) -> Ran:
         loop = asyncio.get_running_loop()
 
         async def answered() -> bytes:
@@ -72,6 +71,6 @@ class Interpreter:
                 return b""
 
         answer = asyncio.ensure_future(answered())
-        how = await until_over(answer, output, self._sandbox.limits.seconds)
+        how = await until_over(answer, output, seconds)
         alive = answer.done() and not answer.cancelled() and answer.result() == b"\n"
         return Ran(output.take(), how, lost=not alive)

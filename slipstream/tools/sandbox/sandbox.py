@@ -23,7 +23,13 @@ import msgspec
 from slipstream.parent import session
 from slipstream.tools.sandbox.jail import Backend, Limits, find_backend, jail
 
-INSIDE = Path(__file__).with_name("inside.py").read_text()
+
+def source(beside: str, name: str) -> str:
+    """The text of a file that is run inside: it lies beside the module that hands it over."""
+    return Path(beside).with_name(name).read_text()
+
+
+INSIDE = source(__file__, "inside.py")
 AT_ONCE = 2 * (os.cpu_count() or 1)  # more only wait for each other, while their clocks run
 
 STANDARD = Limits()
@@ -98,11 +104,12 @@ class Sandbox:
         self._packages = packages
         self.slots = asyncio.Semaphore(AT_ONCE)
 
-    async def run(self, code: str, *, stdin: str = "", seconds: float = 0.0) -> Ran:
-        """Run a program to its end. `seconds`: its time, where that is not the sandbox's own."""
+    async def run(self, code: str, *, stdin: str = "", seconds: float = 0.0, errors: bool = True) -> Ran:
+        """Run a program to its end. `seconds`: its time, where that is not the sandbox's own. `errors`: whether what
+        it writes to stderr is part of the output."""
         async with self.slots:
             with opened(Output(self.limits.output_bytes)) as output:
-                async with self.process(code, output=output, stdin=stdin) as process:
+                async with self.process(code, output=output, stdin=stdin, errors=errors) as process:
                     how = await until_over(process.wait(), output, seconds or self.limits.seconds)
                 code_ = process.returncode or 0
                 return Ran(output.take(), how, -(code_ - 128) if code_ > 128 else code_)
@@ -118,6 +125,7 @@ class Sandbox:
         arguments: dict[str, Any] | None = None,
         descriptors: tuple[int, ...] = (),
         cpu_limited: bool = True,
+        errors: bool = True,
     ) -> AsyncGenerator[asyncio.subprocess.Process]:
         """A process that runs `program` with `arguments` as its globals; it is ended on the way out."""
         home = tempfile.mkdtemp(prefix="slipstream-sandbox-") if self.backend is Backend.PLAIN else ""
@@ -139,7 +147,7 @@ class Sandbox:
                     str(handed),
                     stdin=typed,
                     stdout=output.writing if output else subprocess.DEVNULL,
-                    stderr=output.writing if output else subprocess.DEVNULL,
+                    stderr=output.writing if output and errors else subprocess.DEVNULL,
                     pass_fds=(handed, *descriptors),
                     start_new_session=True,
                     cwd=home or "/",
