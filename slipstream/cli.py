@@ -138,10 +138,11 @@ def check_inputs(config: Config) -> None:
 def _tasks(config: Config) -> "tuple[list[Task], list[Task]]":
     from slipstream.task import load_tasks
 
-    train = load_tasks(config.tasks.train, "tasks.train", config.run.seed)
-    if not config.tasks.heldout:
+    given, seed = config.tasks, config.run.seed
+    train = load_tasks(given.train, "tasks.train", seed, bad_rows=given.bad_rows)
+    if not given.heldout:
         return train, []
-    return train, load_tasks(config.tasks.heldout, "tasks.heldout", config.run.seed, config.tasks.heldout_limit)
+    return train, load_tasks(given.heldout, "tasks.heldout", seed, given.heldout_limit, given.bad_rows)
 
 
 def _process(arguments: argparse.Namespace) -> tuple[Config, RunDir]:

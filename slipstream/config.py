@@ -44,12 +44,20 @@ class EnvironmentSection(Section, frozen=True):
 
 class TasksSection(Section, frozen=True):
     train: Annotated[
-        str, Meta(description="Training tasks: a .jsonl file, or FILE.py:FUNCTION called as f(seed) and yielding rows.")
+        str,
+        Meta(
+            description="Training tasks: .jsonl, .parquet, a Hugging Face dataset folder, or FILE.py:FUNCTION called "
+            "as f(seed) and yielding rows. Several: 'a.jsonl * 2 + b.parquet', with each row of a twice in a pass."
+        ),
     ]
     heldout: Annotated[
         str, Meta(description="Held-out tasks in the same form, solved before and after training; '' for none.")
     ] = ""
     heldout_limit: Annotated[int, Meta(ge=1, description="At most this many held-out tasks; fewer end sooner.")] = 200
+    bad_rows: Annotated[
+        Literal["stop", "skip"],
+        Meta(description="A row that is no task stops the run before it starts, or is skipped, counted and logged."),
+    ] = "stop"
 
 
 class RolloutSection(Section, frozen=True):

@@ -20,6 +20,7 @@ from msgspec.structs import FieldInfo, fields
 
 from slipstream.config import Config, Section
 from slipstream.errors import UserError
+from slipstream.rows import Part, is_dataset, joined, parts
 
 Values = dict[str, dict[str, Any]]  # section -> key -> value, as in the TOML file
 
@@ -167,7 +168,12 @@ def _absolute(values: Values, folder: Path) -> Values:
     def resolve(dotted: str, value: Any) -> Any:
         if dotted not in PATHS or not isinstance(value, str) or not value:
             return value
-        file, colon, name = value.partition(".py:")
+        if dotted.startswith("tasks."):
+            return joined(Part(beside(part.path), part.weight) for part in parts(value, dotted))
+        return beside(value)
+
+    def beside(path: str) -> str:
+        file, colon, name = path.partition(".py:")
         return os.path.normpath(folder / Path(file).expanduser()) + colon + name
 
     return {
@@ -248,19 +254,20 @@ def _check_files(config: Config) -> None:
         instead = "there is no config.json; name a Hugging Face model folder"
         raise _wrong("model.path", config.model.path, instead)
     _check_spec("environment.path", config.environment.path, data=False)
-    _check_spec("tasks.train", config.tasks.train, data=True)
-    if config.tasks.heldout:
-        _check_spec("tasks.heldout", config.tasks.heldout, data=True)
+    for dotted, spec in (("tasks.train", config.tasks.train), ("tasks.heldout", config.tasks.heldout)):
+        for part in parts(spec, dotted) if spec else []:
+            _check_spec(dotted, part.path, data=True)
 
 
 def _check_spec(dotted: str, spec: str, *, data: bool) -> None:
-    """FILE.py:NAME, or a .jsonl file where `data`."""
+    """FILE.py:NAME, or data where `data`."""
     file, colon, name = spec.rpartition(":")
-    if data and spec.endswith(".jsonl"):
+    if data and is_dataset(spec):
         file = spec
     elif not (colon and name.isidentifier() and file.endswith(".py")):
-        raise _wrong(dotted, spec, "write FILE.py:NAME" + (" or the name of a .jsonl file" if data else ""))
-    if not Path(file).is_file():
+        kinds = " or the name of a .jsonl file, a .parquet file or a dataset folder" if data else ""
+        raise _wrong(dotted, spec, f"write FILE.py:NAME{kinds}")
+    if not (Path(file).is_file() or (data and Path(file).is_dir())):
         raise _wrong(dotted, spec, f"there is no file {file}; paths are relative to the config file's folder")
 
 

@@ -4,14 +4,17 @@ Invariant: a Task that was loaded has an id of its own and a prompt; a row witho
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any, cast
+import logging
+import random
+from collections.abc import Callable
+from typing import Any, Literal, cast
 
 import msgspec
 
 from slipstream.errors import UserError
-from slipstream.userfile import last_line_in, load_object
+from slipstream.rows import parts, read_rows
+
+log = logging.getLogger(__name__)
 
 
 class Task(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -32,62 +35,64 @@ class Task(msgspec.Struct, kw_only=True, omit_defaults=True):
         return [dict(message) for message in self.prompt]
 
 
-def load_tasks(spec: str, key: str, seed: int, limit: int | None = None) -> list[Task]:
-    """Tasks of a `.jsonl` file, or of `FILE.py:FUNCTION` called with the seed. Raises UserError naming `key`."""
-    rows = _read_jsonl(spec, key) if spec.endswith(".jsonl") else _generate(spec, key, seed)
+def load_tasks(
+    spec: str, key: str, seed: int, limit: int | None = None, bad_rows: Literal["stop", "skip"] = "stop"
+) -> list[Task]:
+    """Tasks of a `.jsonl` or `.parquet` file, of a Hugging Face dataset folder, of `FILE.py:FUNCTION` called with the
+    seed, or of several, joined by ` + `, each with ` * WEIGHT` behind it if need be. Raises UserError naming `key`.
+    """
     tasks: list[Task] = []
     seen: dict[str, str] = {}
-    for where, row in itertools.islice(rows, limit):
-        task = _checked(row if isinstance(row, Task) else _task(row, where, key), where, key)
-        if task.id in seen:
-            raise UserError(f"{key}: {where}: id {task.id!r} is that of {seen[task.id]} too; ids must differ")
-        seen[task.id] = where
-        tasks.append(task)
-    if not tasks:
-        raise UserError(f"{key} = {spec!r} has no tasks")
-    return tasks
-
-
-def _read_jsonl(spec: str, key: str) -> Iterator[tuple[str, object]]:
-    path = Path(spec)
-    if not path.is_file():
-        raise UserError(f"{key} = {spec!r}: there is no such file")
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            where = f"{path.name} line {number}"
+    bad: list[str] = []
+    for part in parts(spec, key):
+        rows = itertools.islice(read_rows(part.path, key, seed), limit)
+        found: list[Task] = []
+        for where, row in rows:
             try:
-                yield where, msgspec.json.decode(line)
-            except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-                raise UserError(f"{key}: {where} is not JSON: {error}") from error
+                task = _read(row, where, seen)
+            except ValueError as error:
+                if bad_rows == "stop":
+                    raise UserError(f"{key}: {where} {error}") from error
+                bad.append(f"{where} {error}")
+                continue
+            seen[task.id] = where
+            found.append(task)
+        tasks += weighed(found, part.weight, random.Random(f"{seed}/{part.path}"))
+    if bad:
+        log.warning("%s: %d rows were skipped (tasks.bad_rows), the first: %s", key, len(bad), "; ".join(bad[:3]))
+    if not tasks:
+        raise UserError(f"{key} = {spec!r} has no tasks" + (f": all {len(bad)} rows are bad, {bad[0]}" if bad else ""))
+    return tasks[:limit]
 
 
-def _generate(spec: str, key: str, seed: int) -> Iterator[tuple[str, object]]:
-    function = load_object(spec, key)
-    if not callable(function):
-        raise UserError(f"{key} = {spec!r}: it is no function; write one that takes the seed and yields tasks")
-    file, _, name = Path(spec).name.rpartition(":")
-    try:
-        rows = function(seed)
-        if not isinstance(rows, Iterable):
-            raise UserError(f"{key} = {spec!r} returned {type(rows).__name__}; yield tasks, or return a list of them")
-        for number, row in enumerate(cast("Iterable[object]", rows), 1):
-            yield f"{file}:{name} row {number}", row
-    except UserError:
-        raise
-    except Exception as error:
-        line = last_line_in(Path(spec.rpartition(":")[0]), error)
-        raise UserError(f"{key} = {spec!r}: line {line} raised {type(error).__name__}: {error}") from error
+def weighed(tasks: list[Task], weight: float, rng: random.Random) -> list[Task]:
+    """Each task `weight` times; of a fraction, as many as it comes to, drawn by chance and kept in order."""
+    whole, rest = divmod(weight, 1.0)
+    drawn = set(rng.sample(range(len(tasks)), round(rest * len(tasks))))
+    copies = [(task, int(whole) + (index in drawn)) for index, task in enumerate(tasks)]
+    return [
+        task if copy == 0 else msgspec.structs.replace(task, id=f"{task.id} ({copy + 1})")
+        for task, count in copies
+        for copy in range(count)
+    ]
 
 
-def _task(row: object, where: str, key: str) -> Task:
+def _read(row: Callable[[], object], where: str, seen: dict[str, str]) -> Task:
+    """A row as a task of its own. Raises ValueError: what is wrong, to be read after where it stands."""
+    read = row()
+    task = _checked(read if isinstance(read, Task) else _task(read, where))
+    if task.id in seen:
+        raise ValueError(f"has the id {task.id!r} of {seen[task.id]}; ids must differ")
+    return task
+
+
+def _task(row: object, where: str) -> Task:
     if not isinstance(row, dict):
-        raise UserError(f'{key}: {where} is no object; write {{"prompt": ..., "answer": ...}}')
+        raise ValueError('is no object; write {"prompt": ..., "answer": ...}')
     fields = cast("dict[str, Any]", row)
     if "prompt" not in fields:
-        raise UserError(f'{key}: {where} has no "prompt" (it has {", ".join(map(str, fields)) or "nothing"})')
-    answer = fields.get("answer", "")
+        raise ValueError(f'has no "prompt" (it has {", ".join(map(str, fields)) or "nothing"})')
+    answer = fields.get("answer", _ground_truth(fields))
     known = {
         "id": str(fields.get("id", where)),
         "prompt": fields["prompt"],
@@ -97,17 +102,23 @@ def _task(row: object, where: str, key: str) -> Task:
     try:
         return msgspec.convert(known, Task)
     except msgspec.ValidationError as error:
-        raise UserError(f"{key}: {where}: {error}") from error
+        raise ValueError(f"has a wrong value: {error}") from error
 
 
-def _checked(task: Task, where: str, key: str) -> Task:
+def _ground_truth(fields: dict[str, Any]) -> object:
+    """verl's rows have the answer here."""
+    model = fields.get("reward_model")
+    return cast("dict[str, Any]", model).get("ground_truth", "") if isinstance(model, dict) else ""
+
+
+def _checked(task: Task) -> Task:
     if not task.prompt:
-        raise UserError(f'{key}: {where} has an empty "prompt"; write what the agent is asked')
+        raise ValueError('has an empty "prompt"; write what the agent is asked')
     for message in task.messages():
         if "role" not in message or "content" not in message:
-            raise UserError(f'{key}: {where}: each message of "prompt" needs a "role" and a "content", not {message}')
+            raise ValueError(f'has a message in "prompt" without "role" or "content": {message}')
     try:
         msgspec.json.encode(task)  # it travels inside leases
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise UserError(f"{key}: {where} cannot be written as JSON: {error}") from error
+        raise ValueError(f"cannot be written as JSON: {error}") from error
     return task
