@@ -13,6 +13,7 @@ import logging
 import os
 import time
 from array import array
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -76,6 +77,7 @@ class Engine:
         self.version = -1  # nothing published loaded yet
         self.tokens_generated = 0
         self.running = 0
+        self.on_change: Callable[[], None] = lambda: None  # called when the first request begins and the last one ends
 
     @classmethod
     def start(cls, model: str, dtype: str, section: EngineSection, concurrency: int) -> "Engine":
@@ -131,7 +133,7 @@ class Engine:
         """Raises EngineFailed. Cancelling the call aborts the request in the engine."""
         await self._open.wait()
         started = time.time()
-        self.running += 1
+        self._count(1)
         try:
             return await self._sample(request, started)
         except (asyncio.CancelledError, EngineFailed):
@@ -139,7 +141,12 @@ class Engine:
         except Exception as error:  # vLLM's own kinds: a dead engine, a request it refuses
             raise EngineFailed(f"{type(error).__name__}: {error}") from error
         finally:
-            self.running -= 1
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        self.running += change
+        if self.running == max(change, 0):
+            self.on_change()
 
     async def _sample(self, request: SampleRequest, started: float) -> Sample:
         from vllm import SamplingParams
@@ -191,7 +198,8 @@ class Engine:
     async def load(self, weights: Weights) -> float:
         """Load published weights in flight; milliseconds that generation stood still.
 
-        Raises WeightsRejected when they do not fit (the engine is untouched) or did not arrive (it must not be used).
+        Raises WeightsRejected when they do not fit (the engine is untouched) or did not arrive (it must not be used),
+        EngineFailed when the engine is gone.
         """
         async with self._loading:
             self._open.clear()
@@ -206,6 +214,8 @@ class Engine:
                     await self._llm.update_weight_version(str(weights.version))  # pyright: ignore
                     self.version = weights.version
                 await self._llm.resume_generation()  # pyright: ignore
+            except Exception as error:  # vLLM's own kinds
+                raise EngineFailed(f"loading version {weights.version}: {type(error).__name__}: {error}") from error
             finally:
                 self._open.set()
             if problem:

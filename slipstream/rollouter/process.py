@@ -17,8 +17,9 @@ from slipstream.config import Config, RunDir
 from slipstream.observe.clock import Clock
 from slipstream.queue.client import QueueClient
 from slipstream.queue.messages import Lease, RollouterBeat
+from slipstream.rollouter.activity import Stage, part
 from slipstream.rollouter.engine import Engine, WeightsRejected, prepare_environment
-from slipstream.trajectory import Outcome
+from slipstream.rollouter.failures import Failures
 
 log = logging.getLogger(__name__)
 
@@ -54,16 +55,18 @@ class Rollouter:
     def __init__(self, config: Config, engine: Engine, client: QueueClient, clock: Clock, name: str) -> None:
         environment = load_environment(config.environment.path)
         renderer = create_renderer(config.model.path)
-        self._agents = AgentLoop(environment, renderer, engine, config.rollout)
+        self._agents = AgentLoop(environment, renderer, engine, config.rollout, self._on_tools)
         self._engine, self._client, self._clock, self._name = engine, client, clock, name
         self._concurrency = config.rollout.concurrency
-        self._leases: dict[int, Lease] = {}
+        self._leases: dict[int, Stage] = {}  # that this process holds, and what their trajectories are at
+        self._failures = Failures()
         self._changed = asyncio.Condition()  # notified when a trajectory ends and when weights were loaded
         self._pauses: list[float] = []
         self._loading = False
         self._why = "the first weights"
         self._over = asyncio.Event()
         self._exit = 0
+        engine.on_change = self._tick
 
     async def serve(self) -> int:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._leave, 0)
@@ -74,6 +77,8 @@ class Rollouter:
         self._client.give_up_after = LEAVE_SECONDS
         if self._leases:  # somebody else, or a later process, makes them anew
             await self._client.give_back(list(self._leases), reason="rollouter left")
+        if totals := self._failures.totals():
+            log.warning("what went wrong, in all: %s", totals)
         return self._exit
 
     async def _until_over(self, everything: asyncio.TaskGroup) -> "set[asyncio.Task[None]]":
@@ -104,18 +109,21 @@ class Rollouter:
                 log.info("the run is over")
                 return self._leave(0)
             for lease in granted.leases:
-                self._leases[lease.lease] = lease
+                self._leases[lease.lease] = Stage.AGENT
                 task = everything.create_task(self._produce(lease, time.time()))
                 trajectories.add(task)
                 task.add_done_callback(trajectories.discard)
             self._tick()
 
     def _room(self) -> int:
-        return self._concurrency - len(self._leases)
+        return 0 if self._engine.dead else self._concurrency - len(self._leases)
 
     async def _produce(self, lease: Lease, leased: float) -> None:
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._engine.version >= lease.min_version)
+        if self._engine.version < lease.min_version:
+            self._enter(lease.lease, Stage.WEIGHTS)
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._engine.version >= lease.min_version)
+            self._enter(lease.lease, Stage.AGENT)
         trajectory = await self._agents.run(
             lease=lease.lease,
             group=lease.group,
@@ -124,11 +132,11 @@ class Rollouter:
             seed=lease.seed,
             t_leased=leased,
         )
-        if trajectory.outcome == Outcome.ENGINE_FAILED:
-            log.warning("engine failed at lease %d", lease.lease)
-            if self._engine.dead:
-                self._leave(1)  # after what is here is delivered; the supervisor starts a new engine
-        await self._client.deliver(trajectory)
+        self._failures.see(trajectory)
+        self._enter(lease.lease, Stage.DELIVERY)
+        accepted = await self._client.deliver(trajectory)
+        if accepted.duplicates:
+            self._failures.late(trajectory)
         async with self._changed:
             del self._leases[lease.lease]
             self._changed.notify_all()
@@ -174,17 +182,26 @@ class Rollouter:
                     clock=self._clock.reading(),
                 )
             )
+            # What was sampled is delivered first, as engine_failed; what is with a tool goes back.
+            if self._engine.dead and Stage.DELIVERY not in self._leases.values():
+                log.error("the engine's process is gone; this one ends, and is started again where a supervisor is")
+                return self._leave(1)
             await asyncio.sleep(BEAT_SECONDS)
 
+    def _on_tools(self, lease: int, busy: bool) -> None:
+        self._enter(lease, Stage.TOOLS if busy else Stage.AGENT)
+
+    def _enter(self, lease: int, stage: Stage) -> None:
+        self._leases[lease] = stage
+        self._tick()
+
     def _tick(self) -> None:
-        """Say what this process's time goes to now. The engine comes first: it is what must be kept busy."""
-        if self._engine.version < 0:
-            self._clock.enter("starting", why="the first weights")
-        elif self._loading:
-            self._clock.enter("paused for weights")
-        elif self._engine.running:
-            self._clock.enter("generating")
-        elif self._leases:
-            self._clock.enter("waiting for tools")
-        else:
-            self._clock.enter("no lease", why=self._why)
+        """Say what this process's time goes to from now on; called wherever that changes."""
+        now = part(
+            self._leases.values(),
+            started=self._engine.version >= 0,
+            loading=self._loading,
+            in_engine=self._engine.running,
+            no_lease=self._why,
+        )
+        self._clock.enter(now.name, now.why)
