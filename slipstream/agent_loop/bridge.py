@@ -1,4 +1,4 @@
-"""The generic bridge: any chat template that only ever appends, with Hermes-style tool calls.
+"""The generic bridge: any chat template that only ever appends, with tool calls in the format that it writes.
 
 Invariant: `start(...) + sampled turn + extend(...)` are the tokens that the template itself would render. That is
 proved for a template when its renderer is made; one that rewrites what it rendered before is refused.
@@ -7,7 +7,8 @@ proved for a template when its renderer is made; one that rewrites what it rende
 from collections.abc import Sequence
 from typing import Any
 
-from slipstream.agent_loop.calls import Parsed, parse_hermes
+from slipstream.agent_loop.calls import Parsed, parse_turn
+from slipstream.agent_loop.formats import HERMES, detect
 from slipstream.agent_loop.text import HuggingFaceTokenizer, Messages, Text, envelope
 from slipstream.errors import UserError
 from slipstream.tools import Tool, tool
@@ -50,6 +51,7 @@ class BridgeRenderer(Text):
         super().__init__(tokenizer)
         self._template = tokenizer
         self._no_tools = ""  # why this template cannot have tools
+        self._format = HERMES
         self.stop_token_ids = self._stop_tokens()
         self._opens_thought = self._render(CONTEXT[:1], generate=True).rstrip().endswith("<think>")
         self._prove(CONVERSATION, [])
@@ -57,6 +59,8 @@ class BridgeRenderer(Text):
             if "look" not in self._render(CONTEXT[:1], [look]):
                 raise UserError(f"chat template of {self.name!r} does not show tools to the model")
             self._prove(CONVERSATION_WITH_TOOLS, [look])
+            before, after = (self._render(CONVERSATION_WITH_TOOLS[:count], [look]) for count in (1, 2))
+            self._format = detect(after.removeprefix(before))
         except UserError as error:
             self._no_tools = str(error)
 
@@ -80,7 +84,7 @@ class BridgeRenderer(Text):
         ids = list(sampled)
         if ids and ids[-1] in self.stop_token_ids:
             ids.pop()
-        return parse_hermes(self.decode(ids), opened=self._opens_thought)
+        return parse_turn(self.decode(ids), self._format, tools, opened=self._opens_thought)
 
     def _stop_tokens(self) -> list[int]:
         before = self._render(CONTEXT)

@@ -1,4 +1,4 @@
-"""Tool calls in what a model said, Hermes style: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+"""Tool calls in what a model said.
 
 Invariant: every attempt at a call comes out as exactly one ToolCall, good or bad; a bad one has a problem that the
 model can correct, and is never run. Calls inside `<think>` are thoughts: they are not run either, and are a problem
@@ -6,13 +6,16 @@ only when the turn says nothing else.
 """
 
 import re
+from collections.abc import Sequence
+from typing import Literal, Protocol
 
 import msgspec
 
-MOST_CALLS = 16  # of one turn; what is over is answered with one error
+from slipstream.tools import Tool
+
+MOST_CALLS = 32  # of one turn; what is over is answered with one error
 
 _THINK = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
-_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -35,19 +38,21 @@ class Parsed(msgspec.Struct, frozen=True):
         return [call.problem for call in self.tool_calls if call.problem]
 
 
-class _Body(msgspec.Struct):
-    name: str
-    arguments: msgspec.Raw = msgspec.Raw(b"{}")
+class Reader(Protocol):
+    """A format that calls are written in."""
+
+    def calls(self, text: str, tools: Sequence[Tool]) -> list[ToolCall]: ...
+
+    def content(self, text: str) -> str: ...
 
 
-def parse_hermes(text: str, opened: bool = False) -> Parsed:
+def parse_turn(text: str, reader: Reader, tools: Sequence[Tool], *, opened: bool = False) -> Parsed:
     """Content and calls of one turn's text (its stop token already gone). `opened`: the prompt began with <think>."""
     text = "<think>" + text if opened else text
     spoken = _THINK.sub("", text)
-    calls = [_call(match) for match in _CALL.finditer(spoken)]
-    content = _CALL.sub("", spoken).strip()
-    if not calls and not content and _CALL.search(text):
-        calls = [bad("a <tool_call> inside <think> is not run; close </think> before it")]
+    calls, content = reader.calls(spoken, tools), reader.content(spoken)
+    if not calls and not content and reader.calls(text.replace("<think>", ""), tools):
+        calls = [bad("a call inside <think> is not run; close </think> before it")]
     return Parsed(content, capped(calls))
 
 
@@ -69,14 +74,21 @@ def checked(name: str, arguments: str, identity: str = "") -> ToolCall:
     return ToolCall(name, arguments, id=identity)
 
 
-def _call(match: re.Match[str]) -> ToolCall:
-    if not match.group(0).endswith("</tool_call>"):
-        return bad("a <tool_call> was not closed with </tool_call>")
+class _Body(msgspec.Struct):
+    name: str
+    arguments: msgspec.Raw = msgspec.Raw(b"")
+    parameters: msgspec.Raw = msgspec.Raw(b"")
+    id: str = ""
+
+
+def one_object(text: str, key: Literal["arguments", "parameters"] = "arguments") -> ToolCall:
+    """A call that is written as one JSON object with a name and, under `key`, its arguments."""
     try:
-        call = msgspec.json.decode(match.group(1).strip(), type=_Body)
-        arguments = bytes(call.arguments).strip()
+        call = msgspec.json.decode(text.strip(), type=_Body)
+        given = call.parameters if key == "parameters" else call.arguments
+        arguments = bytes(given).strip() or b"{}"
         if arguments.startswith(b'"'):  # some models write the object as a string: decoded once, not again and again
             arguments = msgspec.json.decode(arguments, type=str).strip().encode()
-        return checked(call.name, arguments.decode())
+        return checked(call.name, arguments.decode(), call.id)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        return bad(f"the call is not one JSON object with a name and arguments: {error}")
+        return bad(f"the call is not one JSON object with a name and {key}: {error}")

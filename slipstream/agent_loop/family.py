@@ -12,12 +12,28 @@ from typing import Any
 
 import msgspec
 
-from slipstream.agent_loop.calls import Parsed, ToolCall, bad, capped, checked
+from slipstream.agent_loop.calls import Parsed, ToolCall, bad, capped, checked, parse_turn
+from slipstream.agent_loop.formats import FORMATS
 from slipstream.agent_loop.text import HuggingFaceTokenizer, Messages, Text, envelope
 from slipstream.errors import UserError
 from slipstream.tools import Tool, tool
 
 log = logging.getLogger(__name__)
+
+# Families whose calls are read here, as from any other template: so a call that is wrong is one problem, and one inside
+# a thought is not run, in each of them alike. The package reads the calls of the others.
+READ_HERE = {
+    "qwen3": "hermes",
+    "qwen3-vl": "hermes",
+    "qwen3.5": "qwen3-coder",
+    "qwen3.6": "qwen3-coder",
+    "glm-4.5": "glm",
+    "glm-5": "glm",
+    "llama-3": "llama3",
+    "deepseek-v3": "deepseek",
+    "kimi-k2": "kimi",
+    "kimi-k2.5": "kimi",
+}
 
 
 class FamilyRenderer(Text):
@@ -37,6 +53,8 @@ class FamilyRenderer(Text):
         self.stop_token_ids: list[int] = list(self._inner.get_stop_token_ids())
         # A turn like the model's own, for `extend`: it ends in speech, whether or not the prompt opens a thought.
         self._prompt = self.start([{"role": "user", "content": "Hi."}], [])
+        self._opens_thought = self.decode(self._prompt).rstrip().endswith("<think>")
+        self._format = next((each for each in FORMATS if each.name == READ_HERE.get(family)), None)
         self._said = next((said for said in self._turns() if self._bridge(said, self.stop_token_ids[0])), None)
 
     def _turns(self) -> list[list[int]]:
@@ -76,6 +94,10 @@ class FamilyRenderer(Text):
         return [envelope(each) if self._enveloped else each.schema for each in tools] or None
 
     def parse(self, sampled: Sequence[int], tools: Sequence[Tool]) -> Parsed:
+        if self._format is not None:
+            ids = list(sampled)
+            said = ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids
+            return parse_turn(self.decode(said), self._format, tools, opened=self._opens_thought)
         response = self._inner.parse_response(list(sampled), tools=self._specs(tools))
         return Parsed((response.content or "").strip(), capped([_call(attempt) for attempt in response.tool_calls]))
 

@@ -49,8 +49,8 @@ def train_tokenizer(template: str, markers: list[str] = MARKERS) -> Any:
 
 
 @pytest.fixture(scope="session")
-def train() -> Callable[[str], Any]:
-    """A tokenizer for a template."""
+def train() -> Callable[..., Any]:
+    """A tokenizer for a template, and markers that are tokens of it."""
     return train_tokenizer
 
 

@@ -1,6 +1,12 @@
 import pytest
 
-from slipstream.agent_loop.calls import MOST_CALLS, parse_hermes
+from slipstream.agent_loop.calls import MOST_CALLS, Parsed, parse_turn
+from slipstream.agent_loop.formats import HERMES
+
+
+def parse_hermes(text: str, opened: bool = False) -> Parsed:
+    return parse_turn(text, HERMES, [], opened=opened)
+
 
 GOOD = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 

@@ -242,4 +242,4 @@ def test_a_family_reads_calls_good_and_bad(family):
     )
     good, bad = family.parse([*family.encode(text), family.stop_token_ids[0]], [echo]).tool_calls
     assert (good.name, json.loads(good.arguments), good.problem) == ("echo", {"text": "x"}, "")
-    assert "invalid_json" in bad.problem
+    assert "not one JSON object" in bad.problem
