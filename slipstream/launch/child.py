@@ -1,7 +1,8 @@
 """One process of a run, and everything it started.
 
 Invariant: each child leads a session of its own; when it ended, whatever its reason, what is left of its session is
-killed (a vLLM engine lives on after its rollouter was killed). A child dies with the supervisor.
+killed (a vLLM engine lives on after its rollouter was killed). A child dies with the supervisor. No call here waits:
+who watches the children also hears of Ctrl-C.
 """
 
 import contextlib
@@ -15,6 +16,8 @@ from pathlib import Path
 from slipstream.parent import SUPERVISOR, session
 
 REAP_SECONDS = 5.0  # for a session's processes to be gone after they were killed
+LOG_BYTES = 1 << 16  # of a log's end
+COMPLAINT = "slipstream: "  # what the line of a user's error begins with
 
 
 class Child:
@@ -22,6 +25,9 @@ class Child:
         self.name, self.log = name, log
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
+        self._ended_at: float | None = None  # monotonic
+        self._reaped = False
+        self.left: list[int] = []  # of its session, although they were killed REAP_SECONDS ago
         self.restarts = 0
         self.not_before = 0.0  # monotonic; the back-off
 
@@ -35,6 +41,7 @@ class Child:
                 start_new_session=True,
                 env={**os.environ, SUPERVISOR: str(os.getpid())},
             )
+        self._ended_at, self._reaped, self.left = None, False, []
 
     @property
     def started(self) -> bool:
@@ -45,11 +52,14 @@ class Child:
         return self._process.pid if self._process else 0
 
     def ended(self) -> int | None:
-        """The exit code once it ended (its session is gone then); None while it runs."""
+        """The exit code once it and its session are gone (or `left` says what is not); None before."""
         if self._process is None or self._process.poll() is None:
             return None
-        self._reap()
-        return self._process.returncode
+        if not self._reaped:  # once: its number may be another process's afterwards
+            self._ended_at = self._ended_at or time.monotonic()
+            self.left = _kill_session(self.pid)
+            self._reaped = not self.left or time.monotonic() - self._ended_at > REAP_SECONDS
+        return self._process.returncode if self._reaped else None
 
     def forget(self) -> None:
         """It may be started again."""
@@ -60,36 +70,46 @@ class Child:
             self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it at once; its session is gone afterwards."""
-        if self._process is not None:
+        if self._process is not None and self._process.poll() is None:
             self._process.kill()
-            self._process.wait()
-            self._reap()
-
-    def _reap(self) -> None:
-        """Kill what is left of the session, and wait for what of it this process adopted."""
-        deadline = time.monotonic() + REAP_SECONDS
-        while time.monotonic() < deadline:
-            left = session(self.pid)
-            ours = [pid for pid in left if _killed(pid)]
-            if not ours and all(left.values()):  # what is left, if anything, ended and is another's to wait for
-                return
-            time.sleep(0.01)
 
     def last_words(self, lines: int = 15) -> str:
         """The end of its log."""
+        return "\n".join(self._end_of_log()[-lines:])
+
+    def complaint(self) -> str:
+        """What it said of a user's error; libraries may have said something after it."""
+        lines = self._end_of_log()
+        said = [line for line in lines if line.startswith(COMPLAINT)] or lines[-1:]
+        return said[-1].removeprefix(COMPLAINT) if said else f"{self.name} said nothing"
+
+    def _end_of_log(self) -> list[str]:
         try:
-            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+            with self.log.open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_BYTES))
+                return log.read().decode(errors="replace").splitlines()
         except OSError:
-            return ""
+            return []
 
 
-def _killed(pid: int) -> bool:
-    """Kill it, and wait for its end if it is a child of this process (adopted ones are); whether it was."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-    try:
-        os.waitpid(pid, 0)
-    except ChildProcessError:
-        return False
-    return True
+def _kill_session(leader: int) -> list[int]:
+    """Kill what is left of a session. Those that are still there, without the zombies that are another's to wait for.
+
+    A process that was waited for leaves its children to this one: then there is another look.
+    """
+    while True:
+        waited, left = False, list[int]()
+        for pid, zombie in session(leader).items():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            try:
+                gone = os.waitpid(pid, os.WNOHANG)[0] == pid  # adopted ones are this process's children
+            except ChildProcessError:
+                gone = False
+                if zombie:
+                    continue
+            waited |= gone
+            if not gone:
+                left.append(pid)
+        if not waited:
+            return left

@@ -1,11 +1,12 @@
 """What the supervisor sees of a run, kept for the panel and the summary.
 
-Invariant: it only adds up what the queue, the rollouters' clocks and the metrics say; a rollouter that was started
-again begins its clock anew, so that differences are added and never totals.
+Invariant: it only adds up what the queue, the clocks and the metrics say; a process that was started again begins its
+clock anew, so that differences are added and never totals.
 """
 
 import statistics
 import time
+from itertools import pairwise
 
 from slipstream.config import Config, RunDir
 from slipstream.observe.metrics import read_metrics
@@ -56,8 +57,7 @@ class Record:
         self._beats[beat.name] = beat
         self._pauses.extend(beat.pause_ms)
         if self._train_from is not None and self._train_to is None and last is not None:
-            now = beat.clock.parts.get("generating", 0.0)
-            self._generating += max(0.0, now - last.clock.parts.get("generating", 0.0))
+            self._generating += grown([reading.clock.parts.get("generating", 0.0) for reading in (last, beat)])
 
     def progress(self, stage: str, restarts: int) -> Progress:
         status = self._status
@@ -92,7 +92,8 @@ class Record:
         train_s = ((self._train_to or now) - self._train_from) if self._train_from is not None else 0.0
         trained = sum(values.get("tokens/step_trained", 0.0) for values in steps)
         stale = sum(values.get("staleness/mean", 0.0) * values.get("tokens/step_trained", 0.0) for values in steps)
-        learning = steps[-1].get("time/learner/forward_backward", 0.0) if steps else 0.0
+        learning = grown([0.0, *(values.get("time/learner/forward_backward", 0.0) for values in steps)])
+        mismatch = [values["mismatch/kl_k3"] for values in steps if "mismatch/kl_k3" in values]  # not when not finite
         tokens = status.tokens if status else Accounts()
         holds = status is not None and status.tokens.holds() and status.trajectories.holds() and status.leases.holds()
         last = max((result.version for result in status.heldout), default=0) if status else 0
@@ -109,7 +110,7 @@ class Record:
             accounts_hold=holds,
             accounts=identity(tokens),
             weights_pause_ms_p50=round(statistics.median(self._pauses), 1) if self._pauses else None,
-            mismatch_kl_k3=statistics.fmean(v["mismatch/kl_k3"] for v in steps) if steps else None,
+            mismatch_kl_k3=statistics.fmean(mismatch) if mismatch else None,
             restarts=restarts,
             busy=Busy(
                 engine=round(min(1.0, self._generating / train_s / self._config.engine.rollouters), 3)
@@ -126,6 +127,11 @@ class Record:
             if result.version == version and result.ended >= result.tasks:
                 return round(result.passed / result.tasks, 4)
         return None
+
+
+def grown(readings: list[float]) -> float:
+    """How much a total grew; a process that was started again began with zero."""
+    return sum(now - last if now >= last else now for last, now in pairwise(readings))
 
 
 def identity(tokens: Accounts) -> str:

@@ -8,8 +8,10 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any, TypeVar
 
 from rich.console import Console
 
@@ -19,7 +21,7 @@ from slipstream.launch.record import Record
 from slipstream.observe.panel import Display
 from slipstream.parent import adopt_orphans
 from slipstream.queue.client import QueueClient
-from slipstream.queue.messages import HeldoutResult, Status
+from slipstream.queue.messages import Status
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +29,11 @@ TICK = 0.5
 START_SECONDS = 60.0  # for the queue to be there
 QUIET_SECONDS = 60.0  # without a delivery or a step before the run says for what it waits
 ALL_FAILED = 64  # trajectories, all failed, after which going on is no use
-GRACE = {"learner": 60.0, "queue": 10.0}  # seconds from SIGTERM to SIGKILL; rollouters 10
+GRACE, LEARNER_GRACE = 10.0, 60.0  # seconds from SIGTERM to SIGKILL; the learner finishes and saves
+KILL_SECONDS = 10.0  # from SIGKILL to giving up on a process that the kernel does not end
+STATUS_SECONDS = 2.0  # for the queue to answer before it counts as away
+
+T = TypeVar("T")
 
 
 class RunFailed(Exception):
@@ -58,6 +64,9 @@ class Supervisor:
         self._queue = self._child("queue")
         self._learner = self._child("learner")
         self._rollouters = [self._child("rollouter", f"rollouter-{i}") for i in range(config.engine.rollouters)]
+        self._client: QueueClient | None = None  # once the queue is there
+        self._model = run_dir.checkpoints / "final"  # which the learner writes at the end of training
+        self._model_before = _mark(self._model)
         self._signals = 0  # Ctrl-C or SIGTERM so far: the first ends the run in order, the second at once
         self._moved = time.monotonic()
 
@@ -73,10 +82,11 @@ class Supervisor:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
         code, why = 0, ""
-        with self._display:
+        async with AsyncExitStack() as connections:
+            connections.enter_context(self._display)
             self._display.say(f"run directory: {self._run_dir.root}")
             try:
-                await self._course()
+                await self._course(connections)
             except Stopped:
                 code, why = 130, "stopped"
             except RunFailed as failed:
@@ -84,13 +94,13 @@ class Supervisor:
             finally:
                 await self._stop_all()
         summary = self._record.summary(self._restarts())
+        if code == 0 and not summary.accounts_hold:
+            code, why = 1, f"the accounts do not hold: {summary.accounts}"
         summary.write(self._run_dir.summary)
         if code != 2:
             summary.show(self._display.console, self._run_dir.summary)
         if why:
             self._display.console.print(f"slipstream: {why}", markup=False, highlight=False, soft_wrap=True)
-        if code == 0 and not summary.accounts_hold:
-            return 1
         return code
 
     def _on_signal(self) -> None:
@@ -100,22 +110,31 @@ class Supervisor:
 
     # -- the course of a run -------------------------------------------------------------------------------------------
 
-    async def _course(self) -> None:
-        self._queue.start()
+    async def _course(self, connections: AsyncExitStack) -> None:
         # Imports take the longest: begin with them all. They wait for the queue by themselves.
-        for child in (self._learner, *self._rollouters):
-            child.start()
-        url = await self._queue_url()
-        async with QueueClient(url, role="observer", name="supervisor") as client:
-            if self._config.tasks.heldout and not (await client.status()).heldout:
-                await client.evaluate(0)
-            await self._train(client)
-            status = await client.status()
-            if self._config.tasks.heldout and not _result(status, status.version):
-                await client.evaluate(status.version)
-            await self._until(client, "evaluates the last version", self._evaluated, learner=False)
-            await client.drain(done=True)
-            self._record.observe(await client.status())
+        for child in (self._queue, self._learner, *self._rollouters):
+            self._start(child)
+        connecting = QueueClient(await self._queue_url(), role="observer", name="supervisor")
+        client = self._client = await self._answer(connections.enter_async_context(connecting))
+        if self._config.tasks.heldout and not (await self._answer(client.status())).heldout:
+            await self._answer(client.evaluate(0))
+        await self._until("starts: engine and learner load", self._training)
+        self._record.training_began()
+        await self._until("trains", lambda _: self._trained())
+        self._record.training_ended()
+        version = (await self._answer(client.status())).version
+        if self._config.tasks.heldout:
+            await self._answer(client.evaluate(version))  # which does nothing when it was asked for already
+            await self._until("evaluates the last version", lambda status: _evaluated(status, version))
+        await self._answer(client.drain(done=True), [self._queue])  # the others leave now
+
+    def _training(self, status: Status) -> bool:
+        return status.trajectories.generated > 0 or self._trained()
+
+    def _trained(self) -> bool:
+        """The learner left because it is through: then it left the model. It also leaves, and is started again, when
+        somebody asked it to (SIGTERM)."""
+        return self._learner.ended() == 0 and _mark(self._model) != self._model_before
 
     async def _queue_url(self) -> str:
         began = time.monotonic()
@@ -126,25 +145,11 @@ class Supervisor:
             await self._tick()
         return url
 
-    async def _train(self, client: QueueClient) -> None:
-        await self._until(client, "starts: engine and learner load", lambda status: status.trajectories.generated > 0)
-        self._record.training_began()
-        await self._until(client, "trains", lambda _: self._learner.ended() == 0)
-        self._record.training_ended()
-
-    def _evaluated(self, status: Status) -> bool:
-        result = _result(status, status.version)
-        return result is None or result.ended >= result.tasks
-
-    async def _until(
-        self, client: QueueClient, stage: str, done: Callable[[Status], bool], *, learner: bool = True
-    ) -> None:
+    async def _until(self, stage: str, done: Callable[[Status], bool]) -> None:
         """Watch everybody and show progress until `done(status)`."""
         while True:
-            if learner and self._learner.ended() == 0:
-                return
-            self._tend([self._queue, *self._rollouters, *([self._learner] if learner else [])])
-            status = await self._status(client)
+            self._tend(self._children())
+            status = await self._status()
             if status is not None:
                 if self._record.observe(status):
                     self._moved = time.monotonic()
@@ -155,39 +160,63 @@ class Supervisor:
             self._say_if_quiet()
             await self._tick()
 
-    async def _status(self, client: QueueClient) -> Status | None:
-        """None while the queue is away: its restart is what this loop sees to."""
+    async def _answer(self, request: Coroutine[Any, Any, T], tended: list[Child] | None = None) -> T:
+        """What the queue answers. Until then everybody is watched: it may have to be started again to answer."""
+        asking = asyncio.create_task(request)
         try:
-            async with asyncio.timeout(2.0):
-                return await client.status()
+            while not asking.done():
+                self._tend(tended or self._children())
+                self._say_if_quiet()
+                self._heed_signals()
+                await asyncio.wait([asking], timeout=TICK)
+            return asking.result()
+        finally:
+            asking.cancel()
+            await asyncio.wait([asking])
+
+    async def _status(self) -> Status | None:
+        """None while the queue is away: its restart is what the caller sees to."""
+        assert self._client is not None
+        try:
+            async with asyncio.timeout(STATUS_SECONDS):
+                return await self._client.status()
         except TimeoutError:
             return None
 
-    async def _tick(self) -> None:
+    def _heed_signals(self) -> None:
         if self._signals:
             raise Stopped
+
+    async def _tick(self) -> None:
+        self._heed_signals()
         await asyncio.sleep(TICK)
 
     # -- processes -----------------------------------------------------------------------------------------------------
+
+    def _start(self, child: Child) -> None:
+        if child is self._learner:
+            self._model_before = _mark(self._model)
+        child.start()
 
     def _tend(self, children: list[Child]) -> None:
         """Start again what died. Raises RunFailed when that is no use."""
         for child in children:
             if not child.started:
                 if time.monotonic() >= child.not_before:
-                    child.start()
+                    self._start(child)
                 continue
             code = child.ended()
-            if code is None or (child is self._learner and code == 0):
+            if code is None or (child is self._learner and self._trained()):
                 continue
             if code == 2:
-                raise RunFailed(2, child.last_words(1).removeprefix("slipstream: "))
+                raise RunFailed(2, child.complaint())
             if self._restarts() >= self._config.run.restarts:
                 raise RunFailed(
                     1,
                     f"{child.name} ended with {_said(code)}; run.restarts = {self._config.run.restarts} are used up; "
                     f"the end of {child.log}:\n{child.last_words()}",
                 )
+            self._say_left(child)
             wait = min(30.0, 2.0**child.restarts - 1)
             child.restarts += 1
             child.not_before = time.monotonic() + wait
@@ -202,16 +231,38 @@ class Supervisor:
 
     async def _stop_all(self) -> None:
         """Rollouters first, then the learner, the queue last: each may still speak with those after it."""
-        for group in (self._rollouters, [self._learner], [self._queue]):
-            for child in group:
-                child.ask()
-            deadline = time.monotonic() + max(GRACE.get(child.name, 10.0) for child in group)
-            while any(child.started and child.ended() is None for child in group):
-                if self._signals > 1 or time.monotonic() > deadline:
-                    break
-                await asyncio.sleep(0.05)
-            for child in group:
-                child.kill()
+        await self._stop(self._rollouters, GRACE)
+        await self._stop([self._learner], LEARNER_GRACE)
+        if self._client is not None and self._signals < 2 and (status := await self._status()) is not None:
+            self._record.observe(status)  # with what the others did last
+        await self._stop([self._queue], GRACE)
+
+    async def _stop(self, children: list[Child], grace: float) -> None:
+        """SIGTERM, and SIGKILL after `grace` seconds, or at once after a second Ctrl-C."""
+        for child in children:
+            child.ask()
+        if await self._gone(children, grace, lambda: self._signals > 1):
+            return
+        for child in children:
+            child.kill()
+        if not await self._gone(children, KILL_SECONDS, lambda: False):
+            names = ", ".join(f"{child.name} (pid {child.pid})" for child in children if child.ended() is None)
+            self._display.say(f"{names} did not end within {KILL_SECONDS:.0f} s of SIGKILL")
+        for child in children:
+            self._say_left(child)
+
+    async def _gone(self, children: list[Child], seconds: float, hurry: Callable[[], bool]) -> bool:
+        deadline = time.monotonic() + seconds
+        while any(child.started and child.ended() is None for child in children):
+            if hurry() or time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(0.05)
+        return True
+
+    def _say_left(self, child: Child) -> None:
+        if child.left:
+            pids = ", ".join(str(pid) for pid in child.left)
+            self._display.say(f"of {child.name}, processes {pids} are left although they were killed")
 
     # -- watching ------------------------------------------------------------------------------------------------------
 
@@ -235,8 +286,17 @@ def read_url(path: Path) -> str:
     return path.read_text().strip() if path.is_file() else ""
 
 
-def _result(status: Status, version: int) -> HeldoutResult | None:
-    return next((result for result in status.heldout if result.version == version), None)
+def _evaluated(status: Status, version: int) -> bool:
+    return any(result.version == version and result.ended >= result.tasks for result in status.heldout)
+
+
+def _mark(folder: Path) -> tuple[int, int]:
+    """Differs once the folder is made anew."""
+    try:
+        stat = folder.stat()
+    except FileNotFoundError:
+        return 0, 0
+    return stat.st_ino, stat.st_ctime_ns
 
 
 def _said(code: int) -> str:

@@ -1,11 +1,15 @@
 """Children are real processes: modules of a few lines, found through PYTHONPATH."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+
+HERE = Path(__file__).parent
 
 
 @pytest.fixture
@@ -13,7 +17,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
     """`modules(name, code)` makes `python -m name` run that code."""
     folder = tmp_path / "modules"
     folder.mkdir()
-    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (folder, HERE, HERE.parent / "queue"))))
 
     def write(name: str, code: str) -> str:
         (folder / f"{name}.py").write_text(code)
@@ -27,10 +31,19 @@ def supervise(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """`supervise(restarts=0)` runs a supervisor of the modules fake_queue, fake_learner and fake_rollouter."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(restarts: int = 0) -> subprocess.Popen[str]:
-        script = Path(__file__).with_name("supervise.py")
+    def start(restarts: int = 0, steps: int = 3, heldout: str = "") -> subprocess.Popen[str]:
+        config = {
+            "model": {"path": "m"},
+            "environment": {"path": "e.py:e"},
+            "tasks": {"train": "t.jsonl", "heldout": heldout},
+            "run": {"restarts": restarts, "steps": steps},
+            "rollout": {"group": 2},
+            "learner": {"batch": 2},
+            "staleness": {"depth": 1.0, "cutoff": 2},
+            "observe": {"wandb": "off"},
+        }
         process = subprocess.Popen(
-            [sys.executable, str(script), str(tmp_path / "run"), str(restarts)],
+            [sys.executable, str(HERE / "supervise.py"), str(tmp_path / "run"), msgspec.json.encode(config).decode()],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -41,4 +54,4 @@ def supervise(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     yield start
     for process in started:
         process.kill()
-        process.wait()
+        process.communicate()

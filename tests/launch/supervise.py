@@ -1,9 +1,12 @@
-"""A supervisor as `slipstream run` has it, with other children: `python supervise.py RUN RESTARTS`."""
+"""A supervisor as `slipstream run` has it, with other children: `python supervise.py RUN CONFIG_JSON`."""
 
 import sys
 from pathlib import Path
 
-from slipstream.config import Config, EnvironmentSection, ModelSection, ObserveSection, RunDir, RunSection, TasksSection
+import msgspec
+
+from slipstream.config import Config, RunDir
+from slipstream.configfile import write_config
 from slipstream.launch import supervisor
 from slipstream.launch.child import Child
 
@@ -16,11 +19,8 @@ class WithFakes(supervisor.Supervisor):
 
 if __name__ == "__main__":
     supervisor.Supervisor = WithFakes  # pyright: ignore[reportPrivateImportUsage]
-    config = Config(
-        model=ModelSection(path="m"),
-        environment=EnvironmentSection(path="e.py:e"),
-        tasks=TasksSection(train="t.jsonl"),
-        run=RunSection(restarts=int(sys.argv[2])),
-        observe=ObserveSection(wandb="off"),
-    )
-    sys.exit(supervisor.run(config, RunDir(Path(sys.argv[1]))))
+    run_dir = RunDir(Path(sys.argv[1]))
+    run_dir.root.mkdir(exist_ok=True)
+    config = msgspec.json.decode(sys.argv[2], type=Config)
+    write_config(config, run_dir.config)
+    sys.exit(supervisor.run(config, run_dir))

@@ -9,14 +9,17 @@ import psutil
 
 Modules = Callable[[str, str], str]
 
-# Starts a grandchild in a process group of its own, which ignores SIGTERM, says its pid, and ends or waits as told.
+# Starts a grandchild in a process group of its own, which ignores SIGTERM, and a daemon, whose parent is gone at once;
+# says their pids, and ends or waits as told.
 PARENT = """
 import os, pathlib, signal, subprocess, sys, time
 ignore = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
 grandchild = subprocess.Popen([sys.executable, "-c", ignore], process_group=0, stdout=subprocess.PIPE)
+begin = "import subprocess; print(subprocess.Popen(['sleep', '600'], process_group=0, stdout=subprocess.DEVNULL).pid)"
+daemon = subprocess.run([sys.executable, "-c", begin], stdout=subprocess.PIPE, text=True).stdout.strip()
 grandchild.stdout.readline()
 told = pathlib.Path(sys.argv[1])
-told.with_suffix(".new").write_text(f"{os.getpid()} {grandchild.pid}")
+told.with_suffix(".new").write_text(f"{os.getpid()} {grandchild.pid} {daemon}")
 told.with_suffix(".new").rename(told)
 """
 
@@ -34,11 +37,10 @@ while not Path(sys.argv[2]).exists():
 how = sys.argv[3]
 if how == "kill":
     child.kill()
-else:
-    if how == "ask":
-        child.ask()
-    while child.ended() is None:
-        time.sleep(0.01)
+elif how == "ask":
+    child.ask()
+while child.ended() is None:
+    time.sleep(0.01)
 print(child.ended(), flush=True)
 sys.stdin.readline()  # this process lives on: whatever is gone now did not die with it
 """
@@ -57,7 +59,7 @@ def after(modules: Modules, tmp_path: Path, code: str, how: str) -> str:
         assert watch.stdout
         said = watch.stdout.readline().strip()
         pids = [int(word) for word in told.read_text().split()]
-        assert len(pids) == 2
+        assert len(pids) == 3
         assert not [pid for pid in pids if psutil.pid_exists(pid)]  # zombies exist
         return said
     finally:
