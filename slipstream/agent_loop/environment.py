@@ -1,9 +1,11 @@
 """An environment: the tools an agent may call, the rewards that score it, and the system prompt before each task."""
 
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from slipstream.agent_loop.chat import Agent
 from slipstream.errors import UserError
 from slipstream.rewards import Reward
 from slipstream.task import Task
@@ -19,7 +21,15 @@ class Environment:
     []
     """
 
-    def __init__(self, *, rewards: Sequence[Reward], tools: Sequence[AnyTool] = (), system: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        rewards: Sequence[Reward],
+        tools: Sequence[AnyTool] = (),
+        system: str = "",
+        agent: Agent | None = None,
+    ) -> None:
+        """`agent`: who leads the conversation, where it is not enough to run the tools that the model calls."""
         for each in rewards:
             if not isinstance(each, Reward):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise UserError(f"Environment(rewards=...): {each!r} is no reward; put @reward before the function")
@@ -28,6 +38,11 @@ class Environment:
         names = [each.name for each in rewards]
         if len(set(names)) < len(names):
             raise UserError(f"Environment(rewards=...): two of {', '.join(names)} have one name; rename one")
+        if agent is not None and not inspect.iscoroutinefunction(agent):
+            raise UserError(
+                f"Environment(agent=...): {agent!r} is no async function; write async def agent(task, chat)"
+            )
+        self.agent = agent
         self.toolbox = Toolbox(tools)
         self.tools = list(self.toolbox.tools.values())
         self.rewards, self.system = list(rewards), system
@@ -44,5 +59,5 @@ def load_environment(spec: str, base: Path = Path()) -> Environment:
     """The Environment that FILE.py:NAME names; FILE is relative to `base`. Raises UserError."""
     found = load_object(str(base / spec), "environment.path")
     if not isinstance(found, Environment):
-        raise UserError(f"environment.path = {spec!r} is a {type(found).__name__}; it must be an Environment")
+        raise UserError(f"environment.path = {spec!r} is of type {type(found).__name__}; it must be an Environment")
     return found

@@ -14,6 +14,8 @@ from collections.abc import Callable
 import msgspec
 
 from slipstream.agent_loop.calls import ToolCall
+from slipstream.agent_loop.chat import Conversation
+from slipstream.agent_loop.ended import Ended
 from slipstream.agent_loop.environment import Environment
 from slipstream.agent_loop.renderer import Renderer
 from slipstream.agent_loop.sampler import EngineFailed, Finish, Sample, Sampler, SampleRequest
@@ -30,14 +32,6 @@ SCORED = frozenset({Outcome.FINISHED, Outcome.TRUNCATED_TOKENS, Outcome.TRUNCATE
 # The engine and the tools keep to the deadline themselves; past it by this much, the trajectory is ended from outside.
 GRACE_SECONDS = 10.0
 LEAST_REWARD_SECONDS = 10.0  # for the rewards of a trajectory that ended close to its deadline
-
-
-class Ended(Exception):
-    """Raised anywhere in a trajectory to end it with this outcome."""
-
-    def __init__(self, outcome: Outcome, why: str = "") -> None:
-        super().__init__(why)
-        self.outcome, self.why = outcome, why
 
 
 class Episode:
@@ -159,8 +153,11 @@ class AgentLoop:
     # -- the conversation ----------------------------------------------------------------------------------------------
 
     async def turns(self, episode: Episode) -> Outcome:
-        """Sample, run the tools that were called, go on until no tool is called or a budget is out."""
+        """Sample, run the tools that were called, go on until no tool is called or a budget is out; or what the
+        environment's own agent does."""
         self.begin(episode)
+        if self.environment.agent is not None:
+            return await Conversation(self, episode).hold(self.environment.agent)
         while True:
             finish, calls = await self.say(episode)
             if finish is Finish.LENGTH:
@@ -169,7 +166,7 @@ class AgentLoop:
                 return Outcome.FINISHED
             if episode.turn >= self.limits.max_turns:
                 return Outcome.TRUNCATED_TURNS
-            if self._room(episode) <= 0:
+            if self.room(episode) <= 0:
                 return Outcome.TRUNCATED_TOKENS
             await self.answer_calls(episode, calls)
 
@@ -211,7 +208,7 @@ class AgentLoop:
             raise Ended(Outcome.TIMEOUT, f"did not end within {self.limits.max_seconds:g} s (rollout.max_seconds)")
         request = SampleRequest(
             prompt=episode.stream.token_ids[:],
-            max_tokens=self._room(episode),
+            max_tokens=self.room(episode),
             stop_token_ids=self.renderer.stop_token_ids,
             temperature=self.limits.temperature,
             seed=turn_seed(episode.seed, episode.turn),
@@ -235,7 +232,7 @@ class AgentLoop:
             raise Ended(Outcome.ENGINE_FAILED, "a sampled token's log-prob is not finite")
         return sample
 
-    def _room(self, episode: Episode) -> int:
+    def room(self, episode: Episode) -> int:
         """Tokens the next turn may sample: what is left of the trajectory's budget and of the engine's length."""
         budget = self.limits.max_tokens - episode.stream.sampled_count
         return min(budget, self.sampler.max_model_len - len(episode.stream))
@@ -257,9 +254,19 @@ class AgentLoop:
             answers.append({**answer, "tool_call_id": call.id} if call.id else answer)
         episode.messages.extend(answers)
         ids = self.renderer.extend(episode.stream.token_ids, answers, self.environment.tools)
+        self._append(episode, ids, SpanKind.TOOL)
+
+    def tell(self, episode: Episode, text: str) -> None:
+        """Append a user's message after a sampled turn."""
+        message = {"role": "user", "content": text}
+        episode.messages.append(message)
+        ids = self.renderer.extend(episode.stream.token_ids, [message], self.environment.tools)
+        self._append(episode, ids, SpanKind.PROMPT)
+
+    def _append(self, episode: Episode, ids: list[int], kind: SpanKind) -> None:
         if len(episode.stream) + len(ids) >= self.sampler.max_model_len:
             raise Ended(Outcome.TRUNCATED_TOKENS)  # with no room to react to them, they stay out of the stream
-        episode.stream.append_text(ids, SpanKind.TOOL, episode.turn)
+        episode.stream.append_text(ids, kind, episode.turn)
 
     async def _run_all(self, episode: Episode, calls: list[ToolCall]) -> list[ToolResult]:
         began = time.monotonic()

@@ -65,7 +65,11 @@ def load_tokenizer(model: str) -> HuggingFaceTokenizer:
     if not (Path(model) / "tokenizer_config.json").is_file():
         raise UserError(f"model.path = {model!r}: there is no tokenizer_config.json; name a Hugging Face model folder")
     auto: Any = import_module("transformers").AutoTokenizer
-    tokenizer: HuggingFaceTokenizer = auto.from_pretrained(model)
+    try:
+        tokenizer: HuggingFaceTokenizer = auto.from_pretrained(model)
+    except Exception as error:  # whatever a broken file makes transformers raise
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise UserError(f"model.path = {model!r}: its tokenizer cannot be loaded; mend its files ({said})") from error
     if not tokenizer.chat_template:
         raise UserError(f"model.path = {model!r}: its tokenizer has no chat template; add chat_template.jinja to it")
     if not tokenizer.is_fast:

@@ -63,7 +63,7 @@ def test_loading(tmp_path):
     assert load_environment(f"{tmp_path}/mine.py:environment") is environment
     with pytest.raises(UserError, match=r"has no 'enviroment'; did you mean environment"):
         load_environment("mine.py:enviroment", tmp_path)
-    with pytest.raises(UserError, match="is a int"):
+    with pytest.raises(UserError, match="is of type int"):
         load_environment("mine.py:other", tmp_path)
 
 
