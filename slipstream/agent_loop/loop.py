@@ -77,6 +77,7 @@ class AgentLoop:
         self.environment, self.renderer, self.sampler, self.limits = environment, renderer, sampler, limits
         self._executor = Executor(environment.toolbox, limits.tool_seconds)
         self._rewards = UserCalls()
+        self._beginning = asyncio.Lock()
         self._on_tools = on_tools
         self._running: dict[int, Episode] = {}
         # A template that cannot show this environment's tools or system prompt is refused now, not in every trajectory.
@@ -108,6 +109,8 @@ class AgentLoop:
         try:
             async with asyncio.timeout(seconds + GRACE_SECONDS):
                 try:
+                    async with self._beginning:
+                        await asyncio.sleep(0)  # a round of the event loop each: many prompts in a row would stop it
                     return await self.turns(episode), ""
                 except Ended as ended:
                     return ended.outcome, ended.why

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from slipstream import Environment, Task, tool
+from slipstream import AgentLoop, Environment, Task, tool
 from slipstream.agent_loop.environment import load_environment
 from slipstream.errors import UserError
 from slipstream.rewards import exact_match
@@ -86,17 +86,20 @@ def test_loading_errors_name_the_key_and_the_line(tmp_path, spec, source, says):
 
 async def test_the_page_on_agents_does_what_it_says(tmp_path, renderer, script, limits):
     page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
-    world, agent = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    world, notes, agent = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (row,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
     (tmp_path / "world.py").write_text(world)
     (tmp_path / "shelf.jsonl").write_text(row)
     environment = load_environment("world.py:environment", tmp_path)
     (task,) = load_tasks(str(tmp_path / "shelf.jsonl"), "tasks.train", seed=0)
     names: dict[str, Any] = {}
+    exec(notes, names)
     exec(agent, names)
-    sampler = script('<tool_call>{"name": "stock", "arguments": {"item": "tea"}}</tool_call>', "3")
-    loop = names["TwoTries"](environment, renderer, sampler, limits)
+    led = Environment(tools=[*environment.tools, names["Notes"]], rewards=environment.rewards, agent=names["two_tries"])
+    note = '<tool_call>{"name": "note", "arguments": {"line": "tea"}}</tool_call>'
+    sampler = script('<tool_call>{"name": "stock", "arguments": {"item": "tea"}}</tool_call>' + note, "3")
+    loop = AgentLoop(led, renderer, sampler, limits)
     trajectory = await loop.run(lease=0, group=0, task=task, attempt=0, seed=0, t_leased=0.0)
-    assert (trajectory.turns, trajectory.tool_calls, trajectory.tool_errors) == (2, 1, 0)
+    assert (trajectory.turns, trajectory.tool_calls, trajectory.tool_errors) == (2, 2, 0)
     assert trajectory.reward_parts == {"right": 1.0, "brief": 1.0}
     assert trajectory.reward == pytest.approx(1.1)

@@ -406,3 +406,25 @@ def test_a_template_without_tools_is_refused_when_the_loop_is_made(script, limit
     AgentLoop(Environment(rewards=[exact_match]), plain_renderer, script(), limits)
     with pytest.raises(UserError, match="tools"):
         AgentLoop(world(), plain_renderer, script(), limits)
+
+
+async def test_many_that_begin_at_once_leave_the_loop_a_round_each(renderer, script, limits):
+    rounds, begun = 0, []
+
+    class Counted(AgentLoop):
+        def begin(self, episode):
+            begun.append(rounds)
+            super().begin(episode)
+
+    async def tick() -> None:
+        nonlocal rounds
+        while True:
+            rounds += 1
+            await asyncio.sleep(0)
+
+    ticking = asyncio.create_task(tick())
+    loop = Counted(world(), renderer, script(), limits)
+    task = Task(id="t", prompt="?")
+    await asyncio.gather(*(loop.run(lease=n, group=0, task=task, attempt=0, seed=n, t_leased=0.0) for n in range(20)))
+    ticking.cancel()
+    assert len(set(begun)) == 20
