@@ -101,6 +101,15 @@ def _accounts(arguments: argparse.Namespace) -> int:
     return 0 if counts.holds() else 1
 
 
+def _status(arguments: argparse.Namespace) -> int:
+    run_dir = _existing(arguments.run)
+    from rich.console import Console
+
+    from slipstream.launch.status import show_status
+
+    return show_status(read_config(run_dir.config, files=False), run_dir, Console())
+
+
 def _show(arguments: argparse.Namespace) -> int:
     run_dir = _existing(arguments.run)
     from slipstream.observe.show import show
@@ -317,6 +326,12 @@ def _parser() -> argparse.ArgumentParser:
         "slipstream accounts runs/a --json",
     )
     accounts.add_argument("--json", action="store_true", help="as JSON")
+    status = add(
+        "status",
+        _status,
+        "what each process of a run does and waits for; of a run that ended, its summary",
+        "slipstream status runs/a",
+    )
     show = add(
         "show",
         _show,
@@ -324,6 +339,6 @@ def _parser() -> argparse.ArgumentParser:
         "slipstream show runs/a --trajectory 7",
     )
     show.add_argument("--trajectory", type=int, required=True, metavar="N", help="its lease number")
-    for sub in (accounts, show):
+    for sub in (accounts, status, show):
         sub.add_argument("run", type=Path, metavar="RUN", help="run directory")
     return parser

@@ -66,9 +66,7 @@ class Record:
             stage=stage,
             step=int(self._metrics[-1]["step"]) if self._metrics else 0,
             steps=self._config.run.steps,
-            heldout=[
-                f"version {r.version}: {r.passed / max(1, r.ended):.1%} of {r.ended}" for r in status.heldout if r.ended
-            ],
+            heldout=heldout_lines(status),
             rewards=[values.get("reward/mean", 0.0) for values in self._metrics],
             metrics=self._metrics[-1] if self._metrics else {},
             trajectories=status.trajectories.generated,
@@ -79,11 +77,14 @@ class Record:
 
     def waits(self) -> str:
         """What everybody waits for, by name."""
-        said = [
-            f"{beat.name}: {beat.clock.now}{f' ({beat.clock.why})' if beat.clock.why else ''}"
-            for beat in self._beats.values()
-        ] or ["no rollouter was heard of yet"]
-        return "; ".join([*said, f"queue: {self._status.why or 'leases flow' if self._status else 'away'}"])
+        status = self._status
+        if status is None:
+            return "the queue has not answered yet"
+        clocks = [beat.clock for beat in status.rollouters] + ([status.learner] if status.learner else [])
+        said = [f"{clock.process}: {clock.now}{f' ({clock.why})' if clock.why else ''}" for clock in clocks]
+        if not status.rollouters:
+            said.insert(0, "no rollouter was heard of lately")
+        return "; ".join([*said, f"queue: {status.why or 'leases flow'}"])
 
     def summary(self, restarts: int) -> Summary:
         status = self._status
@@ -132,6 +133,14 @@ class Record:
 def grown(readings: list[float]) -> float:
     """How much a total grew; a process that was started again began with zero."""
     return sum(now - last if now >= last else now for last, now in pairwise(readings))
+
+
+def heldout_lines(status: Status) -> list[str]:
+    return [
+        f"version {result.version}: {result.passed / result.ended:.1%} of {result.ended}"
+        for result in status.heldout
+        if result.ended
+    ]
 
 
 def identity(tokens: Accounts) -> str:

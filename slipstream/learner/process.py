@@ -22,7 +22,7 @@ from slipstream.learner.report import Report, waiting_line
 from slipstream.learner.step import Trainer
 from slipstream.observe.clock import Clock
 from slipstream.observe.metrics import MetricsWriter
-from slipstream.queue.client import LearnerClient, QueueAway
+from slipstream.queue.client import LearnerBeats, LearnerClient, QueueAway
 from slipstream.staleness import Gate
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,9 @@ class Learner:
         self._saved = self._settled = self._version
         nbytes = sum(tensor.numel() * 4 for tensor in self._policy.tensors().values())
         self._publisher = Publisher(weights_directory(config, run_dir, nbytes))
-        self._client = LearnerClient((run_dir.root / "queue.url").read_text().strip(), version=self._version)
+        url = (run_dir.root / "queue.url").read_text().strip()
+        self._client = LearnerClient(url, version=self._version)
+        self._beats = LearnerBeats(url, self.clock)
         self._metrics = MetricsWriter(run_dir, config)
         self._report = Report(self._client, self.clock)
         self._stopping = False
@@ -86,6 +88,7 @@ class Learner:
 
     def close(self) -> None:
         self._metrics.close()
+        self._beats.close()
         self._client.close()
         self._publisher.close()
 

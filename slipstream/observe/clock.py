@@ -1,5 +1,9 @@
-"""Honest clocks: all of a process's wall time is in exactly one named part; the parts sum to the wall time."""
+"""Honest clocks: all of a process's wall time is in exactly one named part; the parts sum to the wall time.
 
+Invariant: it may be read from any thread, at any moment.
+"""
+
+import threading
 import time
 from collections.abc import Callable
 
@@ -32,16 +36,21 @@ class Clock:
         self._start = now()
         self._since_unix = time.time()
         self._why = ""
+        self._lock = threading.Lock()
 
     def enter(self, part: str, why: str = "") -> None:
-        self._why = why
-        if part == self._part:
-            return
-        at = self._now()
-        self._parts[self._part] = self._parts.get(self._part, 0.0) + at - self._start
-        self._part, self._start, self._since_unix = part, at, time.time()
+        with self._lock:
+            self._why = why
+            if part == self._part:
+                return
+            at = self._now()
+            self._parts[self._part] = self._parts.get(self._part, 0.0) + at - self._start
+            self._part, self._start, self._since_unix = part, at, time.time()
 
     def reading(self) -> ClockReading:
-        parts = dict(self._parts)
-        parts[self._part] = parts.get(self._part, 0.0) + self._now() - self._start
-        return ClockReading(process=self._process, parts=parts, now=self._part, why=self._why, since=self._since_unix)
+        with self._lock:
+            parts = dict(self._parts)
+            parts[self._part] = parts.get(self._part, 0.0) + self._now() - self._start
+            return ClockReading(
+                process=self._process, parts=parts, now=self._part, why=self._why, since=self._since_unix
+            )

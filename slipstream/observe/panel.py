@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -87,7 +88,7 @@ def _panel(progress: Progress) -> Panel:
         "waiting for": progress.why or "nothing",
     }
     for name, value in rows.items():
-        table.add_row(name, value)
+        table.add_row(name, Text(value))  # a reason may have square brackets
     return Panel(table, title="slipstream", title_align="left")
 
 

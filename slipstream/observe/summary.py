@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 
 class Busy(msgspec.Struct):
@@ -59,7 +60,7 @@ class Summary(msgspec.Struct, kw_only=True):
             "this as JSON": str(path),
         }
         for name, value in rows.items():
-            table.add_row(name, value)
+            table.add_row(name, Text(value))  # a path may have square brackets
         console.print(table)
 
 

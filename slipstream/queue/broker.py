@@ -141,6 +141,8 @@ class Broker:
                 self.ledger.give_back(request.name, request.leases, request.reason)
             case messages.Beat():
                 self.ledger.beat(request.beat, time.monotonic())
+            case messages.LearnerBeat():
+                self.ledger.learner_beat(request.clock, time.monotonic())
             case messages.Publish():
                 self.ledger.publish(request.weights)
             case messages.Checkpointed():

@@ -1,4 +1,5 @@
-"""Clients of the queue: `QueueClient` (async: rollouters, supervisor), `LearnerClient` (blocking: the learner).
+"""Clients of the queue: `QueueClient` (async: rollouters, supervisor), `LearnerClient` (blocking: the learner), and
+`LearnerBeats`.
 
 Invariant: every request is made until it is answered, under one number, and making it twice does what making it once
 does (asks and hellos by number, deliveries by lease, takes by what is held, settlements by group). A queue that is away
@@ -11,6 +12,7 @@ import logging
 import math
 import os
 import secrets
+import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -20,6 +22,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from slipstream.observe.clock import Clock
 from slipstream.queue import messages
 from slipstream.queue.wire import decode, encode
 from slipstream.trajectory import Trajectory
@@ -27,6 +30,7 @@ from slipstream.trajectory import Trajectory
 log = logging.getLogger(__name__)
 
 PATIENCE = 5.0  # seconds beyond a request's own wait before a line says so and it is made again
+BEAT_SECONDS = 1.0  # between two of the learner's beats
 
 A = TypeVar("A", bound=messages.Message)
 
@@ -256,3 +260,32 @@ class LearnerClient:
 
     def status(self) -> messages.Status:
         return self._request(messages.AskStatus(), messages.Status)[0]
+
+
+class LearnerBeats:
+    """Tells the queue what the learner does, from a thread: the learner itself is at it for longer than a beat.
+
+    A beat that the queue does not get is not sent again; the next one says more.
+    """
+
+    def __init__(self, url: str, clock: Clock) -> None:
+        self._url, self._clock = url, clock
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="learner's beats", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+            socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing piles up for a queue that is away
+            socket.setsockopt(zmq.LINGER, 0)
+            _set_up(socket, self._url)
+            while not self._over.wait(BEAT_SECONDS):
+                beat = msgspec.msgpack.encode(messages.LearnerBeat(clock=self._clock.reading()))
+                with contextlib.suppress(zmq.Again):
+                    socket.send_multipart([_number(), beat], flags=zmq.NOBLOCK)
+                while socket.poll(0):
+                    socket.recv_multipart()

@@ -12,6 +12,7 @@ from itertools import chain, islice
 from typing import Literal
 
 from slipstream.config import Config
+from slipstream.observe.clock import ClockReading
 from slipstream.queue import events as ev
 from slipstream.queue.messages import (
     Fate,
@@ -48,6 +49,8 @@ class Ledger:
         self._granted_at: dict[int, float] = {}
         self._seen: dict[str, float] = {}
         self._beats: dict[str, RollouterBeat] = {}
+        self._learner: ClockReading | None = None
+        self._learner_seen = 0.0
         if self.state.begun is None:
             self._do(ev.RunBegun(config.run.name, config.run.seed, order.digest()))
 
@@ -94,6 +97,9 @@ class Ledger:
             if lease not in known and now - self._granted_at[lease] > UNKNOWN_SECONDS:
                 self._return(lease, "grant never arrived")
 
+    def learner_beat(self, clock: ClockReading, now: float) -> None:
+        self._learner, self._learner_seen = clock, now
+
     def expire(self, now: float) -> None:
         """Return the leases whose time is over or whose owner has gone silent."""
         silent = {name for name, seen in self._seen.items() if now - seen > SILENCE_SECONDS}
@@ -105,6 +111,8 @@ class Ledger:
         for name in silent:
             del self._seen[name]
             self._beats.pop(name, None)
+        if now - self._learner_seen > SILENCE_SECONDS:
+            self._learner = None
 
     # -- leases --------------------------------------------------------------------------------------------------------
 
@@ -323,4 +331,5 @@ class Ledger:
             heldout=self.state.heldout_results(),
             why=self.why(),
             refused=refused,
+            learner=self._learner,
         )

@@ -108,6 +108,12 @@ class Beat(Message):
     beat: RollouterBeat
 
 
+class LearnerBeat(Message):
+    """What the learner does, said every second while it does it."""
+
+    clock: ClockReading
+
+
 class Publish(Message):
     """The learner's new weights. From here on the gate counts from `weights.version`."""
 
@@ -271,6 +277,7 @@ class Status(Message):
     heldout: list[HeldoutResult]
     why: str  # why nothing is granted now, "" if leases flow
     refused: int = 0  # requests that were malformed or contradicted the ledger
+    learner: ClockReading | None = None  # of its last beat; None when there was none lately
 
 
 Request = (
@@ -279,6 +286,7 @@ Request = (
     | Deliver
     | GiveBack
     | Beat
+    | LearnerBeat
     | Publish
     | AskWeights
     | Take

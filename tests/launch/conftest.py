@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from whole_run import Whole
 
 HERE = Path(__file__).parent
 
@@ -17,7 +18,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
     """`modules(name, code)` makes `python -m name` run that code."""
     folder = tmp_path / "modules"
     folder.mkdir()
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (folder, HERE, HERE.parent / "queue"))))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (folder, HERE, HERE.parent / "queue", HERE.parents[1]))))
 
     def write(name: str, code: str) -> str:
         (folder / f"{name}.py").write_text(code)
@@ -55,3 +56,12 @@ def supervise(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def whole(
+    modules: Callable[[str, str], str], supervise: Callable[..., "subprocess.Popen[str]"], tmp_path: Path
+) -> Whole:
+    for name in ("queue", "learner", "rollouter"):
+        modules(f"fake_{name}", f"import whole\nwhole.{name}()")
+    return Whole(tmp_path / "run", supervise)

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import msgspec
 
+from slipstream.cli import _claimed
 from slipstream.config import Config, RunDir
-from slipstream.configfile import write_config
+from slipstream.configfile import read_config, write_config
 from slipstream.launch import supervisor
 from slipstream.launch.child import Child
 
@@ -21,6 +22,6 @@ if __name__ == "__main__":
     supervisor.Supervisor = WithFakes  # pyright: ignore[reportPrivateImportUsage]
     run_dir = RunDir(Path(sys.argv[1]))
     run_dir.root.mkdir(exist_ok=True)
-    config = msgspec.json.decode(sys.argv[2], type=Config)
-    write_config(config, run_dir.config)
-    sys.exit(supervisor.run(config, run_dir))
+    write_config(msgspec.json.decode(sys.argv[2], type=Config), run_dir.config)
+    with _claimed(run_dir, config := read_config(run_dir.config, files=False)):
+        sys.exit(supervisor.run(config, run_dir))

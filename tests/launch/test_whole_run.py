@@ -1,74 +1,19 @@
 """A run from its first process to its summary, with the real queue: whoever dies, hangs or leaves in between."""
 
-import json
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import psutil
-import pytest
+from whole_run import Whole
 
 from slipstream.config import RunDir
 from slipstream.queue import accounts
 
-SECONDS = 60.0
 SUMMARY = """
 heldout_before heldout_after steps wall_s train_wall_s tokens_generated tokens_trained staleness_mean staleness_max
 accounts_hold weights_pause_ms_p50 mismatch_kl_k3 restarts busy
 """
-
-
-class Whole:
-    """A run that goes on, and how to meddle with it."""
-
-    def __init__(self, root: Path, supervise: Callable[..., "subprocess.Popen[str]"]) -> None:
-        self.root, self._supervise = root, supervise
-        self.root.mkdir()
-
-    def start(self, **settings: Any) -> None:
-        self.running = self._supervise(**{"restarts": 3, "heldout": "h.jsonl", **settings})
-
-    def until(self, condition: Callable[[], Any], what: str) -> None:
-        deadline = time.monotonic() + SECONDS
-        while not condition():
-            assert self.running.poll() is None, self.running.communicate()[0]
-            assert time.monotonic() < deadline, f"waited {SECONDS:.0f} s for {what}"
-            time.sleep(0.02)
-
-    def pid(self, name: str) -> int:
-        self.until(lambda: (self.root / f"{name}.pid").is_file() and (self.root / f"{name}.pid").read_text(), name)
-        return int((self.root / f"{name}.pid").read_text())
-
-    def tell(self, name: str, text: str = "") -> None:
-        (self.root / name).with_suffix(".new").write_text(text)
-        (self.root / name).with_suffix(".new").rename(self.root / name)
-
-    def steps(self) -> int:
-        path = RunDir(self.root).metrics
-        return path.read_bytes().count(b"\n") if path.is_file() else 0
-
-    def output(self) -> str:
-        output, _ = self.running.communicate(timeout=SECONDS)
-        pids = [int(path.read_text()) for path in self.root.glob("*.pid")]
-        assert len(pids) == 3
-        assert not [pid for pid in pids if psutil.pid_exists(pid)]
-        return output
-
-    def summary(self) -> dict[str, Any]:
-        return json.loads(RunDir(self.root).summary.read_bytes())
-
-
-@pytest.fixture
-def whole(
-    modules: Callable[[str, str], str], supervise: Callable[..., "subprocess.Popen[str]"], tmp_path: Path
-) -> Whole:
-    for name in ("queue", "learner", "rollouter"):
-        modules(f"fake_{name}", f"import whole\nwhole.{name}()")
-    return Whole(tmp_path / "run", supervise)
 
 
 def test_from_start_to_summary(whole: Whole) -> None:

@@ -21,7 +21,7 @@ from slipstream.observe.clock import Clock
 from slipstream.observe.metrics import MetricsWriter
 from slipstream.parent import die_with_supervisor
 from slipstream.queue import broker
-from slipstream.queue.client import LearnerClient, QueueClient
+from slipstream.queue.client import LearnerBeats, LearnerClient, QueueClient
 from slipstream.queue.messages import Fate
 
 
@@ -73,13 +73,16 @@ def learner() -> None:
     client = LearnerClient(_url(run_dir), version=version)
     metrics = MetricsWriter(run_dir, config)
     clock = Clock("learner", "other")
+    LearnerBeats(_url(run_dir), clock)
     client.publish(make_weights(version))
+    why = ""
     while version < config.run.steps:
         groups: list[int] = []
         fates: list[Fate] = []
         while len(groups) < config.learner.batch:
-            clock.enter("waiting for data")
-            for group, batches in client.take(config.learner.batch - len(groups), wait_s=0.2)[0]:
+            clock.enter("waiting for data", why)
+            taken, why = client.take(config.learner.batch - len(groups), wait_s=0.2)
+            for group, batches in taken:
                 groups.append(group)
                 fates += [Fate(lease=batch["lease"][0].as_py(), outcome="finished", trained=3) for batch in batches]
         clock.enter("forward/backward")
