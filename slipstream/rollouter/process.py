@@ -5,6 +5,7 @@ weights older than its lease allows; the process holds no more trajectories than
 """
 
 import asyncio
+import gc
 import logging
 import signal
 import time
@@ -47,6 +48,7 @@ async def _serve(config: Config, run_dir: RunDir, name: str) -> int:
             return await Rollouter(config, engine, client, clock, name).serve()
     finally:
         engine.shutdown()
+        gc.unfreeze()  # at the end all may go
 
 
 class Rollouter:
@@ -56,6 +58,8 @@ class Rollouter:
         environment = load_environment(config.environment.path)
         renderer = create_renderer(config.model.path)
         self._agents = AgentLoop(environment, renderer, engine, config.rollout, self._on_tools)
+        gc.collect()
+        gc.freeze()  # else each full collection looks through all that was imported, and stops the event loop for long
         self._engine, self._client, self._clock, self._name = engine, client, clock, name
         self._concurrency = config.rollout.concurrency
         self._leases: dict[int, Stage] = {}  # that this process holds, and what their trajectories are at
@@ -78,7 +82,7 @@ class Rollouter:
         if self._leases:  # somebody else, or a later process, makes them anew
             await self._client.give_back(list(self._leases), reason="rollouter left")
         if totals := self._failures.totals():
-            log.warning("what went wrong, in all: %s", totals)
+            log.info("what went wrong, in all: %s", totals)
         return self._exit
 
     async def _until_over(self, everything: asyncio.TaskGroup) -> "set[asyncio.Task[None]]":
