@@ -126,6 +126,28 @@ def _show(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _export(arguments: argparse.Namespace) -> int:
+    run_dir = _existing(arguments.run)
+    _as_the_learner()
+    from slipstream.learner.export import export
+
+    made = export(read_config(run_dir.config, files=False), run_dir, arguments.version, arguments.out)
+    checked = "as it was published" if made.checked else "the journal does not say what was published"
+    sys.stdout.write(f"version {made.version} is in {arguments.out} (checksum {made.checksum}: {checked})\n")
+    return 0
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    run_dir = _existing(arguments.run)
+    _as_the_learner()
+    from slipstream.learner.comparison import show
+    from slipstream.learner.replay import Replay
+
+    config = read_config(run_dir.config, arguments.overrides, files=False)
+    verdict = show(Replay(config, run_dir, arguments.overrides), sys.stdout, as_json=arguments.json)
+    return 0 if verdict.identical or verdict.changed else 1
+
+
 # -- checks before anything starts ---------------------------------------------------------------------------------
 
 
@@ -157,10 +179,15 @@ def _tasks(config: Config) -> "tuple[list[Task], list[Task]]":
 def _process(arguments: argparse.Namespace) -> tuple[Config, RunDir]:
     """What each of a run's processes starts with."""
     die_with_supervisor()
+    _as_the_learner()
+    return read_config(arguments.config, arguments.overrides), RunDir(arguments.dir.resolve())
+
+
+def _as_the_learner() -> None:
+    """Before torch is imported."""
     # Threads that wait for work sleep: spinning, they take the core from whoever shares it. torch reads this.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    return read_config(arguments.config, arguments.overrides), RunDir(arguments.dir.resolve())
 
 
 def _await_queue(run_dir: RunDir) -> None:
@@ -339,6 +366,24 @@ def _parser() -> argparse.ArgumentParser:
         "slipstream show runs/a --trajectory 7",
     )
     show.add_argument("--trajectory", type=int, required=True, metavar="N", help="its lease number")
-    for sub in (accounts, status, show):
+    export = add(
+        "export",
+        _export,
+        "a version as an ordinary Hugging Face folder",
+        "slipstream export runs/a --out models/a",
+    )
+    export.add_argument("--out", type=Path, metavar="FOLDER", required=True, help="folder to make")
+    export.add_argument(
+        "--version", default="latest", metavar="N", help="which one; default latest, that of the newest checkpoint"
+    )
+    replay = add(
+        "replay",
+        _replay,
+        "the learner again over a run's recorded batches; exit 1 if it makes other versions",
+        "slipstream replay runs/a loss.name=cispo 'correction.presets=[]'",
+    )
+    replay.add_argument("--json", action="store_true", help="as JSON")
+    for sub in (accounts, status, show, export, replay):
         sub.add_argument("run", type=Path, metavar="RUN", help="run directory")
+    replay.add_argument("overrides", nargs="*", metavar="key.sub=value", help="changes to the learner's config")
     return parser

@@ -161,6 +161,9 @@ class LearnerSection(Section, frozen=True):
         int,
         Meta(ge=0, description="Steps between checkpoints; 0 writes only the last. A crash repeats steps since."),
     ] = 10
+    checkpoints: Annotated[
+        int, Meta(ge=1, description="Checkpoints that stay; more of them export and go back further, for their space.")
+    ] = 2
     threads: Annotated[int, Meta(ge=0, description="CPU threads of the learner; 0 leaves it to torch.")] = 0
 
 

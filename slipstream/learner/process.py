@@ -1,25 +1,24 @@
 """The learner process: takes groups as they come, makes a version of each batch, publishes it, goes on.
 
-Invariant: version v+1 is published before the groups it consumed are settled, and a checkpoint is announced after it is
-on disk: whatever is killed in between, the queue hands out again what the newest checkpoint does not contain.
+Invariant: version v+1 is published before the groups it consumed are settled, and consumption is final only once every
+checkpoint that is kept contains it: whatever is killed in between, and whichever of them can be read, the queue hands
+out again what it does not contain.
 """
 
 import logging
 import signal
 import time
 from collections import Counter
+from pathlib import Path
 from types import FrameType
-
-import torch
 
 from slipstream.config import Config, RunDir
 from slipstream.learner import checkpoint
+from slipstream.learner.assembly import assemble, settle_torch
+from slipstream.learner.folder import write_folder
 from slipstream.learner.groups import Candidate, Dropped, Seen, judge
-from slipstream.learner.optimizer import Optimizer, learning_rate
-from slipstream.learner.policy import Policy
 from slipstream.learner.publisher import Publisher, weights_directory
 from slipstream.learner.report import Report, waiting_line
-from slipstream.learner.step import Trainer
 from slipstream.observe.clock import Clock
 from slipstream.observe.metrics import MetricsWriter
 from slipstream.queue.client import LearnerBeats, LearnerClient, QueueAway
@@ -36,12 +35,7 @@ POLL_SECONDS = 0.1
 
 def run(config: Config, run_dir: RunDir) -> int:
     """Train until run.steps, or SIGTERM or SIGINT. Returns the exit code."""
-    if config.learner.threads:
-        torch.set_num_threads(config.learner.threads)
-    torch.manual_seed(config.run.seed)
-    torch.use_deterministic_algorithms(not torch.cuda.is_available())
-    # It finds bugs, and takes 5% of a step.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+    settle_torch(config)
     learner = Learner(config, run_dir)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, learner.stop)
@@ -55,19 +49,10 @@ class Learner:
     def __init__(self, config: Config, run_dir: RunDir) -> None:
         self._config, self._run_dir = config, run_dir
         self.clock = Clock("learner", "other")
-        self._policy = Policy(
-            config.model.path, chunk_tokens=config.learner.chunk_tokens, temperature=config.rollout.temperature
-        )
-        self._optimizer = Optimizer(
-            self._policy.parameters(),
-            rate=learning_rate(config.learner.lr, config.learner.warmup, config.run.steps, config.learner.schedule),
-            clip_norm=config.learner.clip_norm,
-            betas=config.learner.betas,
-            weight_decay=config.learner.weight_decay,
-        )
-        self._trainer = Trainer(config, self._policy, self._optimizer)
+        self._policy, self._optimizer, self._trainer = assemble(config)
         self._gate = Gate(config.learner.batch, config.staleness.depth, config.staleness.cutoff)
         self._version = checkpoint.load_newest(run_dir.checkpoints, self._policy, self._optimizer)
+        self._saver = checkpoint.Saver(run_dir.checkpoints, config.learner.checkpoints)
         self._saved = self._settled = self._version
         nbytes = sum(tensor.numel() * 4 for tensor in self._policy.tensors().values())
         self._publisher = Publisher(weights_directory(config, run_dir, nbytes))
@@ -87,6 +72,7 @@ class Learner:
         self._client.give_up_after = LEAVE_SECONDS
 
     def close(self) -> None:
+        self._saver.close()
         self._metrics.close()
         self._beats.close()
         self._client.close()
@@ -99,15 +85,15 @@ class Learner:
                 batch = self._collect()
                 if not batch or not self._step(batch):
                     break
-            if self._version > self._saved:
-                self._save()
+            self._save_last()
+            self._announce()
             if self._version >= self._config.run.steps or self._exhausted:
                 self._finish()
         except QueueAway as away:  # only once it is asked to stop
             log.warning("leaves without the queue: %s", away)
             # A version whose groups the queue may not have booked is not kept: they would be trained on twice.
-            if self._version == self._settled > self._saved:
-                self._write()
+            if self._version == self._settled:
+                self._save_last()
         self.clock.enter("other")
         log.info("leaves at version %d", self._version)
         return 0
@@ -164,6 +150,7 @@ class Learner:
         publish_s = self._publish()
         self._client.settle([candidate.group for candidate in batch], fates, self._version)
         self._settled = self._version
+        self._announce()
         every = self._config.learner.checkpoint_every
         if every and self._version % every == 0:
             self._save()
@@ -182,19 +169,27 @@ class Learner:
         return time.monotonic() - began
 
     def _save(self) -> None:
-        self._write()
-        self._client.checkpointed(self._version)
-
-    def _write(self) -> None:
-        """Without telling the queue, which also hears of it when the next learner says hello."""
+        """Begins to; the queue hears of it when it is on disk."""
         self.clock.enter("checkpoint")
-        checkpoint.save(self._run_dir.checkpoints, self._version, self._policy, self._optimizer)
+        self._saver.save(self._version, self._policy, self._optimizer)
         self._saved = self._version
+
+    def _announce(self) -> None:
+        """What was consumed for all the checkpoints on disk is not handed out again."""
+        if (final := self._saver.final()) is not None:
+            self._client.checkpointed(final)
+
+    def _save_last(self) -> None:
+        """Returns when it is on disk. Also without a queue, which hears of it when the next learner says hello."""
+        if self._version > self._saved:
+            self._save()
+        self.clock.enter("checkpoint")
+        self._saver.wait()
 
     def _finish(self) -> None:
         """The model as a folder, and the last version where it can be read when this process is gone."""
         self.clock.enter("checkpoint")
-        checkpoint.export(self._run_dir.checkpoints / "final", self._policy, self._config.model.path)
+        write_folder(self._run_dir.checkpoints / "final", self._policy, Path(self._config.model.path))
         if not self._publisher.temporary:
             return
         self.clock.enter("publishing", why="rollouters load the last version")

@@ -55,7 +55,7 @@ class Publisher:
 
     def publish(self, version: int, tensors: dict[str, torch.Tensor]) -> Weights:
         """Write version `version`; older ones than the last few go."""
-        cpu = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in tensors.items()}
+        cpu = as_published(tensors)
         path = self._directory / f"v{version:08d}.safetensors"
         draft = path.with_suffix(".draft")
         save_file(cpu, draft)
@@ -74,6 +74,11 @@ class Publisher:
         if self._lock is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._lock.close()
+
+
+def as_published(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What is written, and what the checksum is of."""
+    return {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in tensors.items()}
 
 
 def _sweep(parent: Path) -> None:

@@ -1,5 +1,8 @@
 """One tiny model on disk for all of the learner's tests."""
 
+import multiprocessing
+import os
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import pytest
@@ -20,3 +23,13 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def processes() -> ForkServerContext:
+    """Fork from a server that has imported torch once."""
+    here = str(Path(__file__).parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["learner_processes"])
+    return context

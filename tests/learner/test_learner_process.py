@@ -1,40 +1,23 @@
 """The learner process with the real queue, over real sockets: it trains, is killed, is stopped, runs out of data."""
 
 import asyncio
-import contextlib
-import json
-import multiprocessing
 import os
-import shutil
+import random
 import signal
-import time
-from collections.abc import AsyncIterator, Callable
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
-import msgspec
 import pytest
-from learner_world import config, run, trajectory
+from learner_run import World, ended, settings, until, world
 
-from slipstream.config import (
-    Config,
-    LearnerSection,
-    RolloutSection,
-    RunDir,
-    RunSection,
-    StalenessSection,
-)
-from slipstream.learner import checkpoint, publisher
 from slipstream.learner.groups import Seen
 from slipstream.learner.policy import Policy
+from slipstream.learner.recording import read_recording
 from slipstream.learner.report import waiting_line
-from slipstream.observe.clock import ClockReading
-from slipstream.queue import messages
 from slipstream.queue.client import QueueClient
-from slipstream.trajectory import Outcome
 from slipstream.weights_file import checksum, read_tensors
 
 pytestmark = pytest.mark.asyncio
-PATIENCE = 60.0
 STEPS = 20
 METRICS = """\
 reward/mean reward/answer outcome/finished turns/mean length/mean length/max staleness/mean staleness/p99 staleness/max
@@ -46,145 +29,7 @@ time/learner/other time/rollouter/generating throughput/generated_tok_s throughp
 """
 
 
-@pytest.fixture(scope="module")
-def processes() -> multiprocessing.context.ForkServerContext:
-    here = str(Path(__file__).parent)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["learner_processes"])
-    return context
-
-
-class World:
-    """A run directory with a queue, a learner that comes and goes, and a rollouter that is this test."""
-
-    def __init__(self, settings: Config, root: Path, processes: multiprocessing.context.ForkServerContext) -> None:
-        self.run_dir, self._processes = RunDir(root), processes
-        self._raw = msgspec.to_builtins(settings)
-        self.shared = publisher.weights_directory(settings, self.run_dir, 1)
-        self.checksums: dict[int, list[str]] = {}  # of versions, as often as they were published
-        self.children: list[multiprocessing.process.BaseProcess] = []
-        self._rolling: asyncio.Task[None] | None = None
-        self._roll_on = False
-
-    def start(self, what: str) -> multiprocessing.process.BaseProcess:
-        child = self._processes.Process(target=run, args=(what, self._raw, str(self.run_dir.root)))
-        child.start()
-        self.children.append(child)
-        return child
-
-    async def connected(self) -> QueueClient:
-        url = self.run_dir.root / "queue.url"
-        await until(url.is_file)
-        return QueueClient(url.read_text().strip(), role="rollouter", name="fake")
-
-    def resume_rolling_out(self, client: QueueClient) -> None:
-        self._roll_on = True
-        self._rolling = asyncio.create_task(self._roll_out(client))
-
-    async def stop_rolling_out(self) -> None:
-        """Once all it has a lease for is delivered. What it asserts is asserted here."""
-        assert self._rolling is not None
-        self._roll_on = False
-        await self._rolling
-
-    async def _roll_out(self, client: QueueClient) -> None:
-        """One trajectory a lease, of the newest weights; every fifth group has no signal, every ninth lease fails."""
-        await self._see(await client.weights(newer_than=-1, wait_s=PATIENCE))
-        while self._roll_on:
-            granted = await client.ask(room=4, wait_s=0.2)
-            # There are none for a moment when a learner is back to make versions again.
-            newest = await client.weights(newer_than=-1, wait_s=PATIENCE)
-            await self._see(newest)
-            assert newest.weights is not None
-            for lease in granted.leases:
-                reward = 1.0 if lease.group % 5 == 4 else float(lease.member % 2)
-                outcome = Outcome.TIMEOUT if lease.lease % 9 == 8 else Outcome.FINISHED
-                made = trajectory(
-                    lease.lease, lease.group, length=16, reward=reward, outcome=outcome, versions=newest.weights.version
-                )
-                made.task, made.attempt = lease.task.id, lease.attempt
-                await client.deliver(made)
-            await self._beat(client, newest.weights.version)
-
-    async def _see(self, newest: messages.Newest) -> None:
-        weights = newest.weights
-        if weights is None or self.checksums.get(weights.version, [""])[-1] == weights.checksum:
-            return
-        with contextlib.suppress(FileNotFoundError):  # by now there is a newer one
-            assert checksum(read_tensors(weights)) == weights.checksum
-        self.checksums.setdefault(weights.version, []).append(weights.checksum)
-
-    async def _beat(self, client: QueueClient, version: int) -> None:
-        await client.beat(
-            messages.RollouterBeat(
-                name="fake",
-                version=version,
-                running=0,
-                leases=[],
-                tokens_in_flight=[],
-                tokens_generated=0,
-                pause_ms=[2.0],
-                clock=ClockReading(process="fake", parts={"generating": 1.0}, now="generating"),
-            )
-        )
-
-    def metrics(self) -> list[dict[str, float]]:
-        with contextlib.suppress(FileNotFoundError):
-            return [json.loads(line) for line in self.run_dir.metrics.read_text().splitlines()]
-        return []
-
-    def saved(self) -> list[str]:
-        return [path.name for path in checkpoint.whole(self.run_dir.checkpoints)]
-
-    def end(self) -> None:
-        for child in self.children:
-            child.kill()
-            child.join()
-        shutil.rmtree(self.shared, ignore_errors=True)  # it is gone already, unless the test failed
-
-
-async def until(holds: Callable[[], object], seconds: float = PATIENCE) -> None:
-    ends = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < ends, f"waited {seconds:.0f} s"
-        await asyncio.sleep(0.02)
-
-
-@contextlib.asynccontextmanager
-async def world(
-    settings: Config, root: Path, processes: multiprocessing.context.ForkServerContext
-) -> AsyncIterator[tuple[World, QueueClient]]:
-    """With a queue that serves and a rollouter that rolls out."""
-    made = World(settings, root, processes)
-    try:
-        made.start("queue")
-        async with await made.connected() as client:
-            made.resume_rolling_out(client)
-            yield made, client
-            await made.stop_rolling_out()
-    finally:
-        made.end()
-
-
-def settings(model: Path, *, steps: int, every: int = 2) -> Config:
-    return config(
-        model,
-        run=RunSection(steps=steps),
-        rollout=RolloutSection(group=2, max_tokens=12),
-        staleness=StalenessSection(depth=1.0, cutoff=2),
-        learner=LearnerSection(batch=2, lr=1e-3, warmup=2, checkpoint_every=every, micro_tokens=40, threads=1),
-    )
-
-
-async def ended(child: multiprocessing.process.BaseProcess) -> int | None:
-    await until(lambda: child.exitcode is not None)
-    return child.exitcode
-
-
-async def test_killed_stopped_and_to_the_end(
-    tiny_model: Path, tmp_path: Path, processes: multiprocessing.context.ForkServerContext
-) -> None:
+async def test_killed_stopped_and_to_the_end(tiny_model: Path, tmp_path: Path, processes: ForkServerContext) -> None:
     """kill -9, then SIGTERM, then to the last step: versions made again are the same to the bit, the accounts hold."""
     async with world(settings(tiny_model, steps=STEPS), tmp_path, processes) as (here, client):
         learner = here.start("learner")
@@ -223,6 +68,29 @@ async def test_killed_stopped_and_to_the_end(
         assert not here.shared.exists()
 
 
+async def test_killed_at_any_moment_it_publishes_every_version_once_more_to_the_bit(
+    tiny_model: Path, tmp_path: Path, processes: ForkServerContext
+) -> None:
+    """kill -9 at random moments: while it starts, collects, steps, publishes, settles, saves."""
+    chance = random.Random(3)
+    async with world(settings(tiny_model, steps=STEPS, every=3), tmp_path, processes) as (here, client):
+        for _ in range(4):
+            learner, before = here.start("learner"), len(here.metrics())
+            await until(lambda before=before: len(here.metrics()) > before)
+            await asyncio.sleep(chance.uniform(0, 0.2))
+            os.kill(learner.pid or 0, signal.SIGKILL)
+            assert await ended(learner) == -signal.SIGKILL
+        assert await ended(here.start("learner")) == 0
+        status = await client.status()
+        assert status.tokens.holds()
+        assert status.refused == 0
+    recording = read_recording(here.run_dir.journal)
+    made_again = sum(1 for row in here.metrics()) - STEPS
+    assert made_again > 0
+    assert list(recording.checksums) == list(range(STEPS + 1))
+    assert [version for version, sums in recording.checksums.items() if len(sums) > 1] == []
+
+
 async def the_last_version_can_be_had(here: World, client: QueueClient, tiny_model: Path) -> None:
     """By a rollouter that comes when the learner is gone, and as an ordinary folder."""
     newest = (await client.weights(newer_than=-1, wait_s=0)).weights
@@ -241,9 +109,7 @@ async def the_last_version_can_be_had(here: World, client: QueueClient, tiny_mod
     assert not all(tensor.equal(start[name]) for name, tensor in last.items())
 
 
-async def test_metrics_and_the_line_of_a_step(
-    tiny_model: Path, tmp_path: Path, processes: multiprocessing.context.ForkServerContext
-) -> None:
+async def test_metrics_and_the_line_of_a_step(tiny_model: Path, tmp_path: Path, processes: ForkServerContext) -> None:
     async with world(settings(tiny_model, steps=3, every=0), tmp_path, processes) as (here, _):
         assert await ended(here.start("learner")) == 0
         row = here.metrics()[-1]
@@ -259,7 +125,7 @@ async def test_metrics_and_the_line_of_a_step(
 
 
 async def test_when_the_data_ends_the_rest_is_trained_and_it_leaves(
-    tiny_model: Path, tmp_path: Path, processes: multiprocessing.context.ForkServerContext
+    tiny_model: Path, tmp_path: Path, processes: ForkServerContext
 ) -> None:
     async with world(settings(tiny_model, steps=10_000, every=0), tmp_path, processes) as (here, client):
         learner = here.start("learner")
@@ -274,7 +140,7 @@ async def test_when_the_data_ends_the_rest_is_trained_and_it_leaves(
 
 
 async def test_asked_to_stop_while_the_queue_is_away_it_leaves_and_nothing_is_trained_twice(
-    tiny_model: Path, tmp_path: Path, processes: multiprocessing.context.ForkServerContext
+    tiny_model: Path, tmp_path: Path, processes: ForkServerContext
 ) -> None:
     async with world(settings(tiny_model, steps=STEPS, every=5), tmp_path, processes) as (here, client):
         queue, learner = here.children[0], here.start("learner")
@@ -299,7 +165,7 @@ async def test_asked_to_stop_while_the_queue_is_away_it_leaves_and_nothing_is_tr
 
 
 async def test_the_queue_may_die_and_come_back_at_any_step(
-    tiny_model: Path, tmp_path: Path, processes: multiprocessing.context.ForkServerContext
+    tiny_model: Path, tmp_path: Path, processes: ForkServerContext
 ) -> None:
     """Also between a version and its booking: the learner waits for the queue, and goes on."""
     async with world(settings(tiny_model, steps=STEPS), tmp_path, processes) as (here, client):
