@@ -51,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     config = read_config(arguments.config, arguments.overrides)
+    if arguments.dir:
+        _check_dir(RunDir(arguments.dir.resolve()), config)
     check_inputs(config)
     run_dir = RunDir(arguments.dir.resolve()) if arguments.dir else _new_run_dir(config)
     from slipstream.launch import run
@@ -158,12 +160,37 @@ def check_inputs(config: Config) -> None:
 
     environment = load_environment(config.environment.path)
     tasks, _ = _tasks(config)
-    prompt = create_renderer(config.model.path).start(environment.first_messages(tasks[0]), environment.tools)
+    try:
+        with _without_torch():
+            renderer = create_renderer(config.model.path)
+        prompt = renderer.start(environment.first_messages(tasks[0]), environment.tools)
+    except UserError as error:  # a template's problem names the template's folder only
+        said = str(error)
+        raise UserError(said if said.startswith("model.path") else f"model.path: {said}") from error
     if len(prompt) >= config.engine.max_model_len:
         raise UserError(
             f"engine.max_model_len = {config.engine.max_model_len}: the first task's prompt alone has {len(prompt)} "
             "tokens; raise it, or shorten the system prompt"
         )
+
+
+@contextmanager
+def _without_torch() -> Generator[None]:
+    """transformers imports torch if it can, which takes longer than all else here; tokenizers do without it."""
+    if not {"torch", "transformers"}.isdisjoint(sys.modules):
+        yield
+        return
+    level = "TRANSFORMERS_VERBOSITY"  # it would say that models cannot be had
+    before = os.environ.get(level)
+    os.environ[level] = "error"
+    sys.modules["torch"] = None  # pyright: ignore[reportArgumentType]
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
+        os.environ.pop(level)
+        if before is not None:
+            os.environ[level] = before
 
 
 def _tasks(config: Config) -> "tuple[list[Task], list[Task]]":
@@ -220,11 +247,10 @@ def _new_run_dir(config: Config) -> RunDir:
     raise UserError(f"runs/{config.run.name}-{stamp} and 98 more exist; write --dir RUN")
 
 
-def _claim(run_dir: RunDir, config: Config) -> None:
+def _check_dir(run_dir: RunDir, config: Config) -> None:
     """The directory is new or empty, or holds this very run, which then goes on."""
     root = run_dir.root
     try:
-        root.mkdir(parents=True, exist_ok=True)
         if run_dir.config.is_file():
             other = differing(read_config(run_dir.config, files=False), config)
             if other:
@@ -232,12 +258,28 @@ def _claim(run_dir: RunDir, config: Config) -> None:
                     f"--dir {root}: holds another run (it differs in {', '.join(other)}); write another --dir, or give "
                     f"{run_dir.config} to go on with that one"
                 )
-        elif any(entry.name != "lock" for entry in root.iterdir()):
+        elif root.exists() and any(entry.name != "lock" for entry in root.iterdir()):
             raise UserError(f"--dir {root}: is not empty and holds no run; write another --dir")
-        else:
+        there = next(path for path in (root, *root.parents) if path.exists())
+        if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+            raise UserError(f"--dir {root}: cannot be written: {there} is no folder to write in; write another --dir")
+    except OSError as error:
+        raise _unwritable(run_dir, error) from error
+
+
+def _claim(run_dir: RunDir, config: Config) -> None:
+    """The directory is this run's from here on."""
+    _check_dir(run_dir, config)
+    try:
+        run_dir.root.mkdir(parents=True, exist_ok=True)
+        if not run_dir.config.is_file():
             write_config(config, run_dir.config)
     except OSError as error:
-        raise UserError(f"--dir {root}: cannot be written: {error.strerror}; write another --dir") from error
+        raise _unwritable(run_dir, error) from error
+
+
+def _unwritable(run_dir: RunDir, error: OSError) -> UserError:
+    return UserError(f"--dir {run_dir.root}: cannot be written: {error.strerror}; write another --dir")
 
 
 @contextmanager
@@ -247,7 +289,7 @@ def _claimed(run_dir: RunDir, config: Config) -> Generator[None]:
         run_dir.root.mkdir(parents=True, exist_ok=True)
         lock = (run_dir.root / "lock").open("a")
     except OSError as error:
-        raise UserError(f"--dir {run_dir.root}: cannot be written: {error.strerror}; write another --dir") from error
+        raise _unwritable(run_dir, error) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

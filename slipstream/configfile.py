@@ -20,6 +20,7 @@ from msgspec.structs import FieldInfo, fields
 
 from slipstream.config import Config, Section
 from slipstream.errors import UserError
+from slipstream.model_folder import check_model
 from slipstream.rows import Part, is_dataset, joined, parts
 
 Values = dict[str, dict[str, Any]]  # section -> key -> value, as in the TOML file
@@ -250,9 +251,7 @@ def _check_values(config: Config) -> None:
 
 
 def _check_files(config: Config) -> None:
-    if not (Path(config.model.path) / "config.json").is_file():
-        instead = "there is no config.json; name a Hugging Face model folder"
-        raise _wrong("model.path", config.model.path, instead)
+    check_model(config)
     _check_spec("environment.path", config.environment.path, data=False)
     for dotted, spec in (("tasks.train", config.tasks.train), ("tasks.heldout", config.tasks.heldout)):
         for part in parts(spec, dotted) if spec else []:

@@ -43,10 +43,11 @@ def _module(path: Path, spec: str, key: str) -> Any:
         found.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[qualified]
-        if isinstance(error, UserError):
-            raise
+        if isinstance(error, UserError):  # of a decorator: its words say what to write
+            raise UserError(f"{key} = {spec!r}: line {last_line_in(path, error)}: {error}") from error
         if isinstance(error, Exception):
-            what = f"line {last_line_in(path, error)} raised {type(error).__name__}: {error}"
+            said = " ".join(str(error).split())
+            what = f"line {last_line_in(path, error)} raised {type(error).__name__}: {said}; mend it there"
             raise UserError(f"{key} = {spec!r}: {what}") from error
         raise
     return module

@@ -48,7 +48,8 @@ def save_model(folder: Path, template: str) -> None:
         tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|pad|>", chat_template=template
     )
     wrapped.save_pretrained(folder)
-    (folder / "config.json").write_text('{"model_type": "qwen3"}')
+    (folder / "config.json").write_text('{"model_type": "qwen3", "max_position_embeddings": 4096}')
+    (folder / "model.safetensors").touch()
 
 
 @pytest.fixture(scope="session")
@@ -56,6 +57,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     save_model(folder / "stable", TEMPLATE)
     save_model(folder / "forgetful", FORGETFUL)
+    save_model(folder / "silent", "")
     return folder
 
 

@@ -28,6 +28,7 @@ train = "train.jsonl"
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "model" / "model.safetensors").touch()
     (tmp_path / "environment.py").write_text("environment = None\n")
     (tmp_path / "train.jsonl").write_text('{"prompt": "1 + 1?"}\n')
     (tmp_path / "config.toml").write_text(MINIMAL)
@@ -155,7 +156,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         case msgspec.inspect.IntType():
             return st.integers(kind.ge or 0, (kind.lt or 2**40) - 1)
         case msgspec.inspect.FloatType():
-            return st.floats(1e-12, 1e12)
+            low = 1e-12 if kind.ge is None and kind.gt is None else max(kind.ge or 0, kind.gt or 0)
+            return st.floats(low, 1e12, exclude_min=kind.gt is not None, allow_subnormal=False)
         case msgspec.inspect.StrType():
             return st.text(st.characters(codec="utf-8"), max_size=20)
         case msgspec.inspect.TupleType():
@@ -186,6 +188,11 @@ def test_what_is_written_is_read_back_equal(folder: Path, data: st.DataObject) -
         config[key.section][key.name] = data.draw(values_of(msgspec.inspect.type_info(key.field.type)), key.dotted)
     config["queue"]["lease_seconds"] = config["rollout"]["max_seconds"] + 1
     config["engine"]["max_model_len"] = config["rollout"]["max_tokens"] + 16
+    # What must agree with each other, as `test_wrong_input_is_one_line...` shows.
+    config["advantage"]["overlong_buffer"] = min(
+        config["advantage"]["overlong_buffer"], config["rollout"]["max_tokens"]
+    )
+    config["learner"] |= {"ess_lr": False, "proximal": "recompute"}
     changed = msgspec.convert(config, Config)
     (folder / "run").mkdir(exist_ok=True)
     write_config(changed, folder / "run" / "config.toml")

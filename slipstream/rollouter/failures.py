@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 
 FAILED = frozenset(Outcome) - {Outcome.FINISHED, Outcome.TRUNCATED_TOKENS, Outcome.TRUNCATED_TURNS}
 MOST_KINDS = 50  # errors that name something new each time come to "other errors" after these
+LATE = "not taken by the queue"
 TOOL_ERROR = "Error: "  # how a tool's result begins where the model is shown an error
 
 _detail = msgspec.json.Decoder(TrajectoryDetail)
@@ -29,33 +30,36 @@ class Failures:
         """Log, or count, what went wrong in one that ended."""
         if trajectory.outcome in FAILED:
             error = _read(trajectory).error.strip() or "no more is known"
-            self._add(trajectory, trajectory.outcome.value, error)
+            self._add(logging.WARNING, trajectory, f"{trajectory.outcome}: {kind_of(error)}", error)
         elif trajectory.tool_errors:
             for message in _read(trajectory).messages:
                 text = message.get("content")
                 if message.get("role") == "tool" and isinstance(text, str) and text.startswith(TOOL_ERROR):
-                    self._add(trajectory, f"tool {message.get('name')}", text.removeprefix(TOOL_ERROR))
+                    # Without a name it was no call at all; there are as many ways to misspell one as there are turns.
+                    name = message.get("name")
+                    kind = f"tool {name}: {kind_of(text)}" if name else "a call that cannot be read"
+                    self._add(logging.INFO, trajectory, kind, text)
 
     def late(self, trajectory: Trajectory) -> None:
         """The queue expected it no more."""
         why = "its lease had ended (queue.lease_seconds), or an earlier delivery of it had arrived"
-        self._add(trajectory, "not taken by the queue", f"{why}; {sum(trajectory.sampled)} tokens")
+        self._add(logging.WARNING, trajectory, LATE, f"{why}; {sum(trajectory.sampled)} tokens")
 
     def totals(self) -> str:
         """All kinds with their counts, the most frequent first; '' for none."""
         return "; ".join(f"{count} x {kind}" for kind, count in self._counts.most_common())
 
-    def _add(self, trajectory: Trajectory, what: str, error: str) -> None:
-        kind = f"{what}: {kind_of(error)}"
+    def _add(self, level: int, trajectory: Trajectory, kind: str, error: str) -> None:
+        what = kind.partition(":")[0]
         if kind not in self._counts and len(self._counts) >= MOST_KINDS:
             kind = f"{what}: other errors"
         self._counts[kind] += 1
         count = self._counts[kind]
         if count == 1:
             where = f"lease {trajectory.lease}, task {trajectory.task}, attempt {trajectory.attempt}"
-            log.warning("%s: %s: %s", where, what, error)
+            log.log(level, "%s: %s: %s", where, what, error)
         elif re.fullmatch("10+", str(count)):
-            log.warning("%d times so far: %s", count, kind)
+            log.log(level, "%d times so far: %s", count, kind)
 
 
 def kind_of(error: str) -> str:

@@ -297,17 +297,20 @@ async def test_errors_that_are_new_each_time_fill_no_log(served: Any, caplog: py
 
 
 async def test_tool_errors_and_late_deliveries_are_in_the_log(served: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     async with served() as world:
         world.module.rewards.set()
         world.queue.late.append(2)
         await world.grant(1, 2)
         await world.say(CALL.replace("look", "lok"))
+        await world.say("<tool_call>{</tool_call><tool_call>[</tool_call>")
         await world.say("Done.")
         await world.say("Done.")
         await world.until(lambda: len(world.queue.delivered) == 2)
-        await world.until(lambda: len(lines(caplog)) == 2)
-        tool, late = sorted(lines(caplog))
-        assert tool == "lease 1, task task 1, attempt 0: tool lok: there is no tool 'lok'; there are: look"
+        await world.until(lambda: len(lines(caplog)) == 3)
+        tool, unread, late = sorted(lines(caplog))
+        assert tool == "lease 1, task task 1, attempt 0: tool lok: Error: there is no tool 'lok'; there are: look"
+        assert unread.startswith("lease 2, task task 2, attempt 0: a call that cannot be read: Error: the call is not ")
         assert re.match(r"lease 2, .*not taken by the queue: its lease had ended .*; \d+ tokens$", late)
 
 
