@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 class MetricsWriter:
     def __init__(self, run_dir: RunDir, config: Config) -> None:
         self._file = run_dir.metrics.open("ab", buffering=0)
+        if not _ends_whole(run_dir.metrics):  # a line that was cut off when its writer died stands alone
+            self._file.write(b"\n")
         self._wandb: Any = self._start_wandb(run_dir, config) if config.observe.wandb != "off" else None
 
     def _start_wandb(self, run_dir: RunDir, config: Config) -> Any:
@@ -63,12 +66,22 @@ class MetricsWriter:
 
 def read_metrics(run_dir: RunDir) -> list[dict[str, float]]:
     """The steps so far, oldest first, each once: a step made again after a crash replaces the first. A line that is
-    still being written is passed over."""
+    still being written, or never was to its end, is passed over."""
     if not run_dir.metrics.is_file():
         return []
     steps: dict[float, dict[str, float]] = {}
     for line in run_dir.metrics.read_bytes().split(b"\n")[:-1]:
-        values = msgspec.json.decode(line, type=dict[str, float | None])
+        try:
+            values = msgspec.json.decode(line, type=dict[str, float | None])
+        except msgspec.DecodeError:
+            continue
         kept = {name: value for name, value in values.items() if value is not None}
         steps[kept["step"]] = kept
     return [steps[step] for step in sorted(steps)]
+
+
+def _ends_whole(path: Path) -> bool:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        return file.read() in (b"", b"\n")

@@ -1,5 +1,7 @@
 """metrics.jsonl: every step is there, whatever wandb does, and no name is a typo."""
 
+import ast
+import re
 import sys
 import types
 from pathlib import Path
@@ -7,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import slipstream
 from slipstream.config import Config, EnvironmentSection, ModelSection, ObserveSection, RunDir, TasksSection
 from slipstream.observe.metrics import MetricsWriter, read_metrics
 from slipstream.observe.names import METRICS, check
@@ -44,6 +47,32 @@ def test_a_step_made_again_replaces_the_first_and_a_torn_line_is_passed_over(tmp
     lines = b'{"step":1,"lr":1}\n{"step":2,"lr":2}\n{"step":3,"lr":3}\n{"step":2,"lr":20}\n{"step":4,"l'
     RunDir(tmp_path).metrics.write_bytes(lines)
     assert [(values["step"], values["lr"]) for values in read_metrics(RunDir(tmp_path))] == [(1, 1), (2, 20), (3, 3)]
+
+
+def test_a_writer_that_comes_after_one_that_was_cut_off_spoils_nothing(tmp_path: Path) -> None:
+    RunDir(tmp_path).metrics.write_bytes(b'{"step":1,"lr":1}\n{"step":2,"l')
+    for step in (2, 3):
+        writer = MetricsWriter(RunDir(tmp_path), config("off"))
+        writer.log(step, {"lr": float(step)})
+        writer.close()
+    assert [(values["step"], values["lr"]) for values in read_metrics(RunDir(tmp_path))] == [(1, 1), (2, 2), (3, 3)]
+    assert RunDir(tmp_path).metrics.read_bytes().count(b"\n") == 4
+
+
+def test_names_are_those_that_are_written_and_no_others() -> None:
+    """Of the learner's report every name is known; of those that are known each is written somewhere."""
+    package = Path(slipstream.__file__).parent
+    written = _names(package / "learner" / "report.py")
+    assert len(written) > 30
+    for name in written:
+        check(name)
+    known = {name for name in METRICS if not name.endswith("*")}
+    assert known - written - {"lr"} == set()
+
+
+def _names(path: Path) -> set[str]:
+    strings = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+    return {text for text in strings if isinstance(text, str) and re.fullmatch(r"[a-z]+/[a-z0-9_]+", text)}
 
 
 def test_no_file_is_no_steps(tmp_path: Path) -> None:

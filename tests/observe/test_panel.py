@@ -18,7 +18,7 @@ def progress(step: int, stage: str = "trains") -> Progress:
         trajectories=1234,
         accounts="10 tokens = 10 trained",
         restarts=0,
-        why="no complete group",
+        why="no complete group [/x]",
     )
 
 
@@ -44,12 +44,14 @@ def test_on_a_terminal_there_is_one_panel() -> None:
         display.update(progress(3))
         display.say("rollouter-0 ended with signal SIGKILL")
     text = out.getvalue()
-    for part in ("3 of 9", "version 0: 31.5% of 200", "1,234", "no complete group", "ended with signal SIGKILL"):
+    for part in ("3 of 9", "version 0: 31.5% of 200", "1,234", "no complete group [/x]", "ended with signal SIGKILL"):
         assert part in text
 
 
 def test_a_sparkline_goes_from_least_to_greatest() -> None:
     assert sparkline([]) == ""
     assert sparkline([0.5, 0.5]) == "▁▁"
+    assert sparkline([-2.0]) == "▁"
+    assert sparkline([-1.0, -3.0]) == "█▁"
     assert sparkline([0, 1, 0.5]) == "▁█▅"
     assert len(sparkline([float(i) for i in range(100)])) == 40

@@ -386,6 +386,16 @@ def test_a_resumed_learner_that_an_empty_ledger_never_saw_opens_no_flood() -> No
     assert len({lease.group for lease in grant(ledger, 10**4)}) == 4
 
 
+def test_a_learner_that_says_nothing_is_not_said_to_do_anything() -> None:
+    ledger = make_ledger()
+    clock = make_beat("learner").clock
+    ledger.learner_beat(clock, now=100.0)
+    ledger.expire(now=100.0 + SILENCE_SECONDS)
+    assert ledger.status().learner == clock
+    ledger.expire(now=100.1 + SILENCE_SECONDS)
+    assert ledger.status().learner is None
+
+
 def test_final_consumption_is_not_handed_out_again() -> None:
     ledger = make_ledger()
     ledger.checkpointed(5)
