@@ -14,6 +14,8 @@ from slipstream.observe.panel import Progress
 from slipstream.observe.summary import Busy, Summary
 from slipstream.queue.messages import Accounts, RollouterBeat, Status
 
+SILENT_SECONDS = 10.0  # without an answer of the queue, after which what it said last is old news
+
 
 class Record:
     def __init__(self, config: Config, run_dir: RunDir) -> None:
@@ -22,6 +24,7 @@ class Record:
         self._train_from: float | None = None
         self._train_to: float | None = None
         self._status: Status | None = None
+        self._answered = self._began  # when the queue last said something
         self._metrics: list[dict[str, float]] = []
         self._metrics_size = -1
         self._beats: dict[str, RollouterBeat] = {}
@@ -37,6 +40,7 @@ class Record:
     def observe(self, status: Status) -> bool:
         """Take in a status; whether anything moved since the last."""
         before, self._status = self._status, status
+        self._answered = time.monotonic()
         for beat in status.rollouters:
             self._observe_beat(beat)
         size = self._run_dir.metrics.stat().st_size if self._run_dir.metrics.exists() else 0
@@ -78,8 +82,9 @@ class Record:
     def waits(self) -> str:
         """What everybody waits for, by name."""
         status = self._status
-        if status is None:
-            return "the queue has not answered yet"
+        silent = time.monotonic() - self._answered
+        if status is None or silent > SILENT_SECONDS:
+            return f"the queue has not answered for {silent:.0f} s"
         clocks = [beat.clock for beat in status.rollouters] + ([status.learner] if status.learner else [])
         said = [f"{clock.process}: {clock.now}{f' ({clock.why})' if clock.why else ''}" for clock in clocks]
         if not status.rollouters:

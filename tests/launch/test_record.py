@@ -104,9 +104,12 @@ def test_something_moved_when_a_trajectory_or_a_version_came(tmp_path: Path) -> 
     assert moved == [True, False, True, True]
 
 
-def test_waits_name_everybody(tmp_path: Path) -> None:
+def test_waits_name_everybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: at[0])
     seen = record(tmp_path)
-    assert seen.waits() == "the queue has not answered yet"
+    at[0] = 103.0
+    assert seen.waits() == "the queue has not answered for 3 s"
     now = status()
     now.learner = ClockReading(process="learner", parts={}, now="waiting for data", why="no complete group")
     now.why = "depth 1.0 is full"
@@ -115,6 +118,8 @@ def test_waits_name_everybody(tmp_path: Path) -> None:
         seen.waits()
         == "rollouter-0: generating; learner: waiting for data (no complete group); queue: depth 1.0 is full"
     )
+    at[0] = 163.0
+    assert seen.waits() == "the queue has not answered for 60 s"
 
 
 def test_the_identity_shows_what_there_is() -> None:
