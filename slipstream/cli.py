@@ -5,8 +5,6 @@ imports what it needs when it runs, so that `--help` and errors are quick.
 """
 
 import argparse
-import datetime
-import fcntl
 import logging
 import os
 import sys
@@ -18,8 +16,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
+from slipstream.claim import check_dir, claim, claimed, existing, new_run_dir
 from slipstream.config import Config, RunDir
-from slipstream.configfile import differing, field_help, read_config, write_config
+from slipstream.configfile import field_help, read_config
 from slipstream.errors import UserError
 from slipstream.parent import die_with_supervisor
 
@@ -52,12 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     config = read_config(arguments.config, arguments.overrides)
     if arguments.dir:
-        _check_dir(RunDir(arguments.dir.resolve()), config)
+        check_dir(RunDir(arguments.dir.resolve()), config)
     check_inputs(config)
-    run_dir = RunDir(arguments.dir.resolve()) if arguments.dir else _new_run_dir(config)
+    run_dir = RunDir(arguments.dir.resolve()) if arguments.dir else new_run_dir(config)
     from slipstream.launch import run
 
-    with _claimed(run_dir, config):
+    with claimed(run_dir, config):
         return run(config, run_dir)
 
 
@@ -68,7 +67,7 @@ def _queue(arguments: argparse.Namespace) -> int:
 
     from slipstream.queue import broker
 
-    _claim(run_dir, config)
+    claim(run_dir, config)
     uvloop.run(broker.serve(config, run_dir, tasks, heldout))
     return 0
 
@@ -90,7 +89,7 @@ def _learner(arguments: argparse.Namespace) -> int:
 
 
 def _accounts(arguments: argparse.Namespace) -> int:
-    run_dir = _existing(arguments.run)
+    run_dir = existing(arguments.run)
     from slipstream.queue import accounts
 
     counts: RunAccounts = accounts(run_dir)
@@ -104,7 +103,7 @@ def _accounts(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    run_dir = _existing(arguments.run)
+    run_dir = existing(arguments.run)
     from rich.console import Console
 
     from slipstream.launch.status import show_status
@@ -113,7 +112,7 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    run_dir = _existing(arguments.run)
+    run_dir = existing(arguments.run)
     from slipstream.observe.show import show
     from slipstream.queue import delivered_leases, read_trajectories
 
@@ -129,7 +128,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    run_dir = _existing(arguments.run)
+    run_dir = existing(arguments.run)
     _as_the_learner()
     from slipstream.learner.export import export
 
@@ -140,7 +139,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    run_dir = _existing(arguments.run)
+    run_dir = existing(arguments.run)
     _as_the_learner()
     from slipstream.learner.comparison import show
     from slipstream.learner.replay import Replay
@@ -228,82 +227,6 @@ def _await_queue(run_dir: RunDir) -> None:
             )
         log.info("waiting for the queue for %.0f s because there is no %s", waited, url)
         time.sleep(1)
-
-
-# -- run directories -----------------------------------------------------------------------------------------------
-
-
-def _new_run_dir(config: Config) -> RunDir:
-    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    for suffix in ("", *(f"-{number}" for number in range(2, 100))):
-        root = Path("runs").resolve() / f"{config.run.name}-{stamp}{suffix}"
-        try:
-            root.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise UserError(f"run directory {str(root)!r} cannot be made: {error.strerror}; write --dir RUN") from error
-        return RunDir(root)
-    raise UserError(f"runs/{config.run.name}-{stamp} and 98 more exist; write --dir RUN")
-
-
-def _check_dir(run_dir: RunDir, config: Config) -> None:
-    """The directory is new or empty, or holds this very run, which then goes on."""
-    root = run_dir.root
-    try:
-        if run_dir.config.is_file():
-            other = differing(read_config(run_dir.config, files=False), config)
-            if other:
-                raise UserError(
-                    f"--dir {root}: holds another run (it differs in {', '.join(other)}); write another --dir, or give "
-                    f"{run_dir.config} to go on with that one"
-                )
-        elif root.exists() and any(entry.name != "lock" for entry in root.iterdir()):
-            raise UserError(f"--dir {root}: is not empty and holds no run; write another --dir")
-        there = next(path for path in (root, *root.parents) if path.exists())
-        if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-            raise UserError(f"--dir {root}: cannot be written: {there} is no folder to write in; write another --dir")
-    except OSError as error:
-        raise _unwritable(run_dir, error) from error
-
-
-def _claim(run_dir: RunDir, config: Config) -> None:
-    """The directory is this run's from here on."""
-    _check_dir(run_dir, config)
-    try:
-        run_dir.root.mkdir(parents=True, exist_ok=True)
-        if not run_dir.config.is_file():
-            write_config(config, run_dir.config)
-    except OSError as error:
-        raise _unwritable(run_dir, error) from error
-
-
-def _unwritable(run_dir: RunDir, error: OSError) -> UserError:
-    return UserError(f"--dir {run_dir.root}: cannot be written: {error.strerror}; write another --dir")
-
-
-@contextmanager
-def _claimed(run_dir: RunDir, config: Config) -> Generator[None]:
-    """Claimed, and no other `slipstream run` works in it meanwhile."""
-    try:
-        run_dir.root.mkdir(parents=True, exist_ok=True)
-        lock = (run_dir.root / "lock").open("a")
-    except OSError as error:
-        raise _unwritable(run_dir, error) from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"--dir {run_dir.root}: a run is going on there; stop it, or write another --dir") from None
-        _claim(run_dir, config)
-        yield
-
-
-def _existing(path: Path) -> RunDir:
-    run_dir = RunDir(path.resolve())
-    if not run_dir.config.is_file():
-        raise UserError(f"RUN = {str(path)!r}: it has no config.toml; name the directory of a run, such as runs/NAME")
-    return run_dir
 
 
 # -- what is printed -----------------------------------------------------------------------------------------------

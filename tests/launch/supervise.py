@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from slipstream.cli import _claimed
+from slipstream.claim import claimed
 from slipstream.config import Config, RunDir
 from slipstream.configfile import read_config, write_config
 from slipstream.launch import supervisor
@@ -23,5 +23,5 @@ if __name__ == "__main__":
     run_dir = RunDir(Path(sys.argv[1]))
     run_dir.root.mkdir(exist_ok=True)
     write_config(msgspec.json.decode(sys.argv[2], type=Config), run_dir.config)
-    with _claimed(run_dir, config := read_config(run_dir.config, files=False)):
+    with claimed(run_dir, config := read_config(run_dir.config, files=False)):
         sys.exit(supervisor.run(config, run_dir))
