@@ -132,22 +132,21 @@ async def lateness(renderer: Renderer, concurrent: int, turns: int, mean_seconds
     """Of the event loop while so many trajectories run."""
     sampler = TestSampler(renderer, turns, mean_seconds)
     loop = AgentLoop(ENVIRONMENT, renderer, sampler, LIMITS)
-    gc.collect()
-    gc.freeze()  # as the rollouter does
+    young, old, _ = gc.get_threshold()
+    gc.set_threshold(young, old, 1000)  # as in the rollouter
     late, busy = list[float](), list[float]()
     watching = asyncio.create_task(watch(late, busy))
     began = time.perf_counter()
     await asyncio.gather(*(play(loop, number) for number in range(concurrent)))
     rate = concurrent * (turns + 1) / (time.perf_counter() - began)
     watching.cancel()
-    gc.unfreeze()
     return Lateness(sorted(late), sorted(busy), rate)
 
 
 async def idle(seconds: float) -> list[float]:
     """The same while nothing runs in this process: what the machine's other work does to a timer."""
-    gc.collect()
-    gc.freeze()  # as the rollouter does
+    young, old, _ = gc.get_threshold()
+    gc.set_threshold(young, old, 1000)  # as in the rollouter
     late, busy = list[float](), list[float]()
     watching = asyncio.create_task(watch(late, busy))
     await asyncio.sleep(seconds)

@@ -48,7 +48,6 @@ async def _serve(config: Config, run_dir: RunDir, name: str) -> int:
             return await Rollouter(config, engine, client, clock, name).serve()
     finally:
         engine.shutdown()
-        gc.unfreeze()  # at the end all may go
 
 
 class Rollouter:
@@ -58,8 +57,9 @@ class Rollouter:
         environment = load_environment(config.environment.path)
         renderer = create_renderer(config.model.path)
         self._agents = AgentLoop(environment, renderer, engine, config.rollout, self._on_tools)
-        gc.collect()
-        gc.freeze()  # else each full collection looks through all that was imported, and stops the event loop for long
+        young, old, _ = gc.get_threshold()
+        # A full collection looks through all that was imported, and the event loop stands still for that long.
+        gc.set_threshold(young, old, 1000)
         self._engine, self._client, self._clock, self._name = engine, client, clock, name
         self._concurrency = config.rollout.concurrency
         self._leases: dict[int, Stage] = {}  # that this process holds, and what their trajectories are at

@@ -69,14 +69,15 @@ def _mounts(limits: Limits, *, packages: bool) -> list[str]:
     mounts = ["--perms", "0755", "--dir", "/etc"]
     for path in READABLE:
         mounts += ["--ro-bind-try", path, path]
+    mounts += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--size", str(limits.file_mb << 20)]
+    # Before the prefixes: one of them may lie in there.
+    mounts += ["--tmpfs", HOME, "--chdir", HOME, "--clearenv", "--setenv", "HOME", HOME, "--setenv", "LANG", "C.UTF-8"]
     prefixes = {sys.base_prefix, os.path.realpath(sys.base_prefix)} | ({sys.prefix} if packages else set[str]())
     for prefix in sorted(prefixes):
         if prefix != "/usr":
             for parent in reversed(Path(prefix).parents[:-1]):  # bubblewrap would make them for its own user only
                 mounts += ["--perms", "0755", "--dir", str(parent)]
             mounts += ["--ro-bind", prefix, prefix]
-    mounts += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--size", str(limits.file_mb << 20)]
-    mounts += ["--tmpfs", HOME, "--chdir", HOME, "--clearenv", "--setenv", "HOME", HOME, "--setenv", "LANG", "C.UTF-8"]
     return [*mounts, "--setenv", "PATH", "/usr/bin:/bin"]
 
 
