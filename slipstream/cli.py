@@ -7,6 +7,7 @@ imports what it needs when it runs, so that `--help` and errors are quick.
 import argparse
 import logging
 import os
+import platform
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -73,11 +74,28 @@ def _queue(arguments: argparse.Namespace) -> int:
 
 
 def _rollouter(arguments: argparse.Namespace) -> int:
+    if arguments.connect:
+        return _join(arguments)
+    if arguments.config is None or arguments.dir is None:
+        raise UserError("rollouter: write CONFIG and --dir RUN, or --connect URL on another machine")
     config, run_dir = _process(arguments)
     _await_queue(run_dir)
     from slipstream.rollouter import process
 
     return process.run(config, run_dir, arguments.name)
+
+
+def _join(arguments: argparse.Namespace) -> int:
+    """A rollouter on another machine: its config comes from the queue."""
+    _as_the_learner()
+    from slipstream.queue.joining import joined
+
+    key = f"#{arguments.key.resolve()}" if arguments.key else ""
+    overrides = [str(arguments.config)] if arguments.config else []  # the first word that is no option
+    with joined(arguments.connect + key, overrides + arguments.overrides) as (config, run_dir):
+        from slipstream.rollouter import process
+
+        return process.run(config, run_dir, arguments.name)
 
 
 def _learner(arguments: argparse.Namespace) -> int:
@@ -239,12 +257,14 @@ def _accounts_table(counts: "RunAccounts") -> str:
     rows += [(f"failed: {outcome}", [each.failed.get(outcome, 0) for each in both]) for outcome in failed]
     lines = [f"{'':24}{'trajectories':>14}{'tokens':>14}"]
     lines += [f"{name.replace('_', ' '):24}{numbers[0]:>14,}{numbers[1]:>14,}" for name, numbers in rows]
-    leases = counts.leases
+    leases, space = counts.leases, counts.space
     returned = ", ".join(f"{number:,} {reason}" for reason, number in sorted(leases.returned.items())) or "none"
     lines += [
         f"leases: {leases.granted:,} granted, {leases.delivered:,} delivered, {leases.running:,} running; "
         f"returned: {returned}",
         f"tokens lost under returned leases: {leases.tokens_lost:,}; duplicate deliveries: {leases.duplicates:,}",
+        f"journal: {space.trajectories / 1e6:,.1f} MB of trajectories, {space.living / 1e6:,.1f} of them not final; "
+        f"ledger {space.ledger / 1e6:,.1f} MB",
         "the accounts hold: generated is the sum of the rest" if counts.holds() else "THE ACCOUNTS DO NOT HOLD",
     ]
     return "\n".join(lines)
@@ -301,14 +321,24 @@ def _parser() -> argparse.ArgumentParser:
     rollouter = add(
         "rollouter", _rollouter, "one rollouter process of a run", "slipstream rollouter config.toml --dir runs/a"
     )
-    rollouter.add_argument("--name", default=f"rollouter-{os.getpid()}", help="what the queue and the logs call it")
+    name = f"rollouter-{platform.node()}-{os.getpid()}"
+    rollouter.add_argument("--name", default=name, help="what the queue and the logs call it")
+    rollouter.add_argument(
+        "--connect", metavar="URL", help="instead of CONFIG and --dir: join the run whose queue is at tcp://HOST:PORT"
+    )
+    rollouter.add_argument("--key", type=Path, metavar="FILE", help="with --connect: a copy of the run's queue.key")
     learner = add("learner", _learner, "the learner process of a run", "slipstream learner config.toml --dir runs/a")
     for sub in (queue, rollouter, learner):
         sub.add_argument(
-            "--dir", type=Path, metavar="RUN", required=True, help="run directory, shared by all processes"
+            "--dir",
+            type=Path,
+            metavar="RUN",
+            required=sub is not rollouter,
+            help="run directory, shared by all processes",
         )
     for sub in (run, queue, rollouter, learner):
-        sub.add_argument("config", type=Path, metavar="CONFIG", help="TOML file")
+        optional = "?" if sub is rollouter else None
+        sub.add_argument("config", type=Path, metavar="CONFIG", help="TOML file", nargs=optional)
         sub.add_argument("overrides", nargs="*", metavar="key.sub=value", help="changes to the config")
 
     accounts = add(

@@ -64,6 +64,10 @@ class RolloutSection(Section, frozen=True):
     group: Annotated[
         int, Meta(ge=2, description="Trajectories per task; raise it when many groups have rewards all equal.")
     ] = 8
+    group_min: Annotated[
+        int,
+        Meta(ge=0, description="So many are enough for a group open longer than queue.lease_seconds; 0 waits for all."),
+    ] = 0
     concurrency: Annotated[
         int, Meta(ge=1, description="Trajectories one rollouter runs at once; raise it until the engine is busy.")
     ] = 32
@@ -94,7 +98,12 @@ class EngineSection(Section, frozen=True):
         int, Meta(ge=1, description="Memory for the KV cache; raise it when requests wait for a slot.")
     ] = 256
     block_size: Annotated[
-        int, Meta(ge=1, description="Tokens per KV block; prompts shorter than one never hit the prefix cache.")
+        int,
+        Meta(
+            ge=32,
+            multiple_of=32,
+            description="Tokens per KV block; prompts shorter than one never hit the prefix cache.",
+        ),
     ] = 32
     threads: Annotated[int, Meta(ge=1, description="CPU threads of one engine; leave some to the learner.")] = 1
     start: Annotated[
@@ -122,12 +131,23 @@ class QueueSection(Section, frozen=True):
         float, Meta(gt=0, description="A lease returns to the queue after this; keep it above rollout.max_seconds.")
     ] = 180.0
     memory_mb: Annotated[
-        int, Meta(ge=1, description="Trajectories held in memory before the queue stops granting leases.")
-    ] = 1024
+        int, Meta(ge=0, description="Trajectories held before no new group is opened; 0 is 25% of the memory there is.")
+    ] = 0
+    selection: Annotated[
+        Literal["fifo", "window", "oldest"],
+        Meta(
+            description="Next groups: first complete; window if quick tasks crowd out slow ones; oldest when much is "
+            "masked_stale."
+        ),
+    ] = "fifo"
     fsync: Annotated[
         Literal["delivery", "interval", "never"],
         Meta(description="When the journal is forced to disk: each delivery survives a power cut, or every second."),
     ] = "interval"
+    keep: Annotated[
+        Literal["all", "checkpoint"],
+        Meta(description="Journal: all, for replay and the viewer, or what a crash needs since the last checkpoint."),
+    ] = "all"
     listen: Annotated[
         str, Meta(description="Address to bind, such as tcp://127.0.0.1:5571; '' is a socket in the run directory.")
     ] = ""

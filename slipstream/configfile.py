@@ -82,7 +82,8 @@ def _wanted(kind: inspect.Type) -> str:
     if isinstance(kind, inspect.IntType | inspect.FloatType):
         words = "a whole number" if isinstance(kind, inspect.IntType) else "a number"
         bounds = ((kind.gt, "above"), (kind.ge, "of at least"), (kind.lt, "under"))
-        return words + "".join(f" {word} {bound}" for bound, word in bounds if bound is not None)
+        words += "".join(f" {word} {bound}" for bound, word in bounds if bound is not None)
+        return words if kind.multiple_of is None else f"{words} that {kind.multiple_of} divides"
     if isinstance(kind, inspect.TupleType):
         return f"a list of {len(kind.item_types)}, each {_wanted(kind.item_types[0])}"
     if isinstance(kind, inspect.ListType):
@@ -229,6 +230,9 @@ def _check_values(config: Config) -> None:
     if config.rollout.max_tokens >= config.engine.max_model_len:
         instead = f"write less than engine.max_model_len = {config.engine.max_model_len}, or no prompt fits before them"
         raise _wrong("rollout.max_tokens", config.rollout.max_tokens, instead)
+    if config.rollout.group_min == 1 or config.rollout.group_min > config.rollout.group:
+        instead = f"write 0, or from 2 to rollout.group = {config.rollout.group}: a group of one has no baseline"
+        raise _wrong("rollout.group_min", config.rollout.group_min, instead)
     if not all(0 <= beta < 1 for beta in config.learner.betas):
         raise _wrong("learner.betas", config.learner.betas, "write two numbers from 0 up to, not including, 1")
     if {"tis", "tis_sequence"} <= set(config.correction.presets):

@@ -102,12 +102,14 @@ def test_overrides(folder: Path) -> None:
         ("", "rollout.group=2.5", "rollout.group = 2.5: write a whole number of at least 2"),
         ("", "rollout.group=true", "rollout.group = true: write a whole number of at least 2"),
         ("", "run.seed=-1", "run.seed = -1: write a whole number of at least 0 under 4294967296"),
+        ("", "engine.block_size=40", "engine.block_size = 40: write a whole number of at least 32 that 32 divides"),
         ("", "advantage.population=yes", 'advantage.population = "yes": write true or false'),
         ("", "engine.start=forked", 'engine.start = "forked": write one of "auto", "fork", "spawn"'),
         ("", "learner.betas=[0.9]", "learner.betas = [0.9]: write a list of 2, each a number"),
         ("", "learner.betas=[0.9, 1]", "learner.betas = [0.9, 1.0]: write two numbers from 0 up to, not including, 1"),
         ("", "correction.presets=tis", 'correction.presets = "tis": write a list, each one of '),
         ("", "correction.presets=['tis', 'tis_sequence']", "tis and tis_sequence both truncate; keep one"),
+        ("", "rollout.group_min=1", "rollout.group_min = 1: write 0, or from 2 to rollout.group = 8"),
         ("", "queue.lease_seconds=60", "queue.lease_seconds = 60.0: write more than rollout.max_seconds = 120.0"),
         ("", "rollout.max_tokens=2048", "rollout.max_tokens = 2048: write less than engine.max_model_len = 2048"),
         ("", "run.name=../up", 'run.name = "../up": it names a folder'),
@@ -154,7 +156,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         case msgspec.inspect.BoolType():
             return st.booleans()
         case msgspec.inspect.IntType():
-            return st.integers(kind.ge or 0, (kind.lt or 2**40) - 1)
+            step = kind.multiple_of or 1
+            return st.integers((kind.ge or 0) // step, ((kind.lt or 2**40) - 1) // step).map(lambda n: n * step)
         case msgspec.inspect.FloatType():
             low = 1e-12 if kind.ge is None and kind.gt is None else max(kind.ge or 0, kind.gt or 0)
             return st.floats(low, 1e12, exclude_min=kind.gt is not None, allow_subnormal=False)
@@ -192,6 +195,7 @@ def test_what_is_written_is_read_back_equal(folder: Path, data: st.DataObject) -
     config["advantage"]["overlong_buffer"] = min(
         config["advantage"]["overlong_buffer"], config["rollout"]["max_tokens"]
     )
+    config["rollout"]["group_min"] = min(config["rollout"]["group_min"] & ~1, config["rollout"]["group"])
     config["learner"] |= {"ess_lr": False, "proximal": "recompute"}
     changed = msgspec.convert(config, Config)
     (folder / "run").mkdir(exist_ok=True)

@@ -6,10 +6,11 @@ granting leases instead, also when the disk is full.
 """
 
 import asyncio
-import contextlib
 import logging
+import resource
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -19,8 +20,9 @@ import zmq.asyncio
 
 from slipstream.config import Config, RunDir
 from slipstream.errors import UserError
-from slipstream.queue import address, messages
+from slipstream.queue import address, keys, messages
 from slipstream.queue import events as ev
+from slipstream.queue.doorkeeper import Doorkeeper, Refusals
 from slipstream.queue.journal import Journal
 from slipstream.queue.ledger import Ledger
 from slipstream.queue.state import LedgerState
@@ -32,7 +34,13 @@ log = logging.getLogger(__name__)
 
 WATCH_SECONDS = 0.5  # between two looks at deadlines and silent owners
 DISK_SECONDS = 1.0  # between two attempts to write what the disk did not take
-MOST_FRAME_BYTES = 1 << 30
+WAIT_SECONDS = 60.0  # the longest that a request waits here; its client asks again
+# What one client may have at once; whoever wants more is refused, or not answered until it reads.
+MOST_FRAME_BYTES = 256 << 20
+MOST_REQUESTS = 4096
+MOST_ANSWERS = 1000
+HANDSHAKE_MS = 3000  # for a connection to say who it is
+SILENT_MS = 20_000  # after which a peer that is not even alive is forgotten
 
 T = TypeVar("T")
 Reply = tuple[messages.Answer, list[Any]]  # with payload frames
@@ -45,15 +53,24 @@ async def serve(config: Config, run_dir: RunDir, tasks: list[Task], heldout: lis
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    _allow_connections()
     try:
         await broker.serve(stop)
     finally:
         broker.close()
 
 
+def _allow_connections() -> None:
+    """As many as the system lets this process have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 class Broker:
     def __init__(self, config: Config, run_dir: RunDir, order: TaskOrder) -> None:
-        self._fsync, self._journal = config.queue.fsync, Journal(run_dir.journal)
+        self._fsync, self._keep = config.queue.fsync, config.queue.keep
+        self._journal = Journal(run_dir.journal)
+        self._config = msgspec.json.encode(config)
         self.ledger = _replayed(config, order, self._journal.recovered)
         # By group and lease: trajectories that were not taken yet. The journal has them all.
         self._frames: dict[int, dict[int, Any]] = {}
@@ -62,14 +79,13 @@ class Broker:
         self._written = self._synced = 0  # deliveries
         self._sync_lock = asyncio.Lock()
         self._changed = asyncio.Condition()
-        self.refused = 0
+        self.refusals = Refusals()
+        self._requests: Counter[bytes] = Counter()  # that have no answer yet, by client
         self._decoder = msgspec.msgpack.Decoder(messages.Request)
         self._encoder = msgspec.msgpack.Encoder()
         self._context = zmq.asyncio.Context()
         self._socket: Any = self._context.socket(zmq.ROUTER)  # its methods are half typed
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else an answer to who left is dropped without a word
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MOST_FRAME_BYTES)
-        self._socket.set_hwm(0)  # back-pressure is by leases; a full pipe would drop answers
+        self._doorkeeper = self._set_up(config.queue.listen, run_dir)
         url = address.bind(self._socket, config.queue.listen, run_dir)
         log.info(
             "serves %s: version %d, %d groups ready, %d leases running, %d events replayed",
@@ -79,6 +95,20 @@ class Broker:
             len(self.ledger.state.running),
             len(self._journal.recovered),
         )
+
+    def _set_up(self, listen: str, run_dir: RunDir) -> Doorkeeper | None:
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else an answer to who left is dropped without a word
+        self._socket.setsockopt(zmq.MAXMSGSIZE, 2 * MOST_FRAME_BYTES)  # a connection that sends more is cut
+        self._socket.setsockopt(zmq.SNDHWM, MOST_ANSWERS)
+        self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, SILENT_MS // 4)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENT_MS)
+        if not address.is_tcp(listen):
+            return None
+        own, clients = keys.run_keys(run_dir)
+        doorkeeper = Doorkeeper(self._context, clients.public, self.refusals)
+        keys.lock(self._socket, own)
+        return doorkeeper
 
     async def serve(self, stop: asyncio.Event) -> None:
         await self._record()
@@ -97,6 +127,8 @@ class Broker:
     async def _serve_for_ever(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch())
+            if self._doorkeeper is not None:
+                group.create_task(self._doorkeeper.serve())
             while True:
                 frames = await self._socket.recv_multipart(copy=False)
                 group.create_task(self._answer(frames))
@@ -105,19 +137,33 @@ class Broker:
 
     async def _answer(self, frames: list[Any]) -> None:
         client, number = frames[0].bytes, frames[1].bytes if len(frames) > 1 else b""
+        self._requests[client] += 1
         try:
-            if len(frames) < 3 or len(number) != 8:
-                raise Malformed(f"{len(frames)} frames; a request is [id of 8 bytes, message, payload...]")
-            request = self._decoder.decode(frames[2].buffer)
-            answer, payload = await self._handle(request, int.from_bytes(number), [f.buffer for f in frames[3:]])
+            answer, payload = await self._handle(*self._read(frames))
         except (msgspec.DecodeError, Malformed) as error:
             answer, payload = messages.Refused(why=f"malformed request: {error}"), []
+        finally:
+            self._requests[client] -= 1
+            if not self._requests[client]:
+                del self._requests[client]
         if isinstance(answer, messages.Refused):
-            self.refused += 1
-            log.warning("refused: %s", answer.why)
-        # A client that is gone asks again under the same number when it is back.
-        with contextlib.suppress(zmq.ZMQError):
-            await self._socket.send_multipart([client, number, self._encoder.encode(answer), *payload], copy=False)
+            self.refusals.add(answer.why)
+        try:  # not to wait: one that does not read would stop all the others
+            parts = [client, number, self._encoder.encode(answer), *payload]
+            await self._socket.send_multipart(parts, flags=zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            self.refusals.add(f"a client that reads none of {MOST_ANSWERS} answers; it may ask again once it does")
+        except zmq.ZMQError:  # a client that is gone asks again under the same number when it is back
+            log.debug("an answer has nobody to go to")
+
+    def _read(self, frames: list[Any]) -> tuple[messages.Request, int, list[Any]]:
+        if len(frames) < 3 or len(frames[1].bytes) != 8:
+            raise Malformed(f"{len(frames)} frames; a request is [id of 8 bytes, message, payload...]")
+        if self._requests[frames[0].bytes] > MOST_REQUESTS:
+            raise Malformed(f"more than {MOST_REQUESTS} requests of one client at once")
+        if (size := max(len(frame) for frame in frames)) > MOST_FRAME_BYTES:
+            raise Malformed(f"a frame of {size} bytes; at most {MOST_FRAME_BYTES} are taken")
+        return self._decoder.decode(frames[2].buffer), int.from_bytes(frames[1].bytes), [f.buffer for f in frames[3:]]
 
     async def _handle(self, request: messages.Request, number: int, payload: list[Any]) -> Reply:
         match request:
@@ -134,9 +180,11 @@ class Broker:
             case messages.Settle():
                 return await self._saved(self.ledger.settle(request.groups, request.fates, request.version))
             case messages.AskStatus():
-                status = self.ledger.status(self.refused)
+                status = self.ledger.status(self.refusals.count)
                 status.why = self._disk_fault or status.why
                 return status, []
+            case messages.AskConfig():
+                return messages.RunConfig(config=self._config), []
             case messages.GiveBack():
                 self.ledger.give_back(request.name, request.leases, request.reason)
             case messages.Beat():
@@ -147,6 +195,11 @@ class Broker:
                 self.ledger.publish(request.weights)
             case messages.Checkpointed():
                 self.ledger.checkpointed(request.version)
+                answer = await self._saved(messages.Ok())
+                if self._keep == "checkpoint":
+                    async with self._sync_lock:  # nobody forces the old log to disk meanwhile
+                        self._compact()
+                return answer
             case messages.Evaluate():
                 self.ledger.evaluate(request.version)
             case messages.Drain():
@@ -229,7 +282,7 @@ class Broker:
         if (at_once := attempt()) is not None or seconds <= 0:
             return at_once
         try:
-            async with asyncio.timeout(seconds), self._changed:
+            async with asyncio.timeout(min(WAIT_SECONDS, seconds)), self._changed:
                 while (result := attempt()) is None:
                     await self._changed.wait()
                 return result
@@ -249,6 +302,17 @@ class Broker:
 
         await self._on_disk(write)
         await self._notify()
+
+    def _compact(self) -> None:
+        """Let go of what no crash of the learner would need. What cannot be done now is done at a later checkpoint."""
+        if self.ledger.events or self._unwritten:
+            return
+        try:
+            freed = self._journal.compact(self.ledger.state)
+        except OSError as error:
+            log.warning("the journal is not compacted: %s", error.strerror)
+            return
+        log.info("the journal begins at version %d now; %d MB went", self.ledger.state.final, freed >> 20)
 
     async def _place(self, frame: Any) -> ev.Place:
         return await self._on_disk(lambda: self._journal.append_trajectory(frame))
@@ -295,7 +359,8 @@ class Broker:
             self.ledger.expire(now)
             await self._record()
             if self._fsync == "interval" and now - synced >= 1.0:
-                await asyncio.to_thread(self._journal.sync)
+                async with self._sync_lock:
+                    await asyncio.to_thread(self._journal.sync)
                 synced = now
 
 

@@ -23,8 +23,8 @@ import zmq
 import zmq.asyncio
 
 from slipstream.observe.clock import Clock
-from slipstream.queue import messages
-from slipstream.queue.wire import decode, encode
+from slipstream.queue import address, messages
+from slipstream.queue.wire import encode, read
 from slipstream.trajectory import Trajectory
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def _set_up(socket: Any, url: str) -> None:
     socket.set_hwm(0)
     socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)  # a peer that vanished without a word is noticed, and reconnected to
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10000)
-    socket.connect(url)
+    address.connect(socket, url)
 
 
 def _number() -> bytes:
@@ -88,7 +88,7 @@ class QueueClient:
     async def __aenter__(self) -> "QueueClient":
         self._context = zmq.asyncio.Context()
         self._socket: Any = self._context.socket(zmq.DEALER)  # its methods are half typed
-        self._connections = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._connections = self._socket.get_monitor_socket(address.CONNECTIONS)
         _set_up(self._socket, self._url)
         self._listeners = [asyncio.create_task(self._receive()), asyncio.create_task(self._ask_again())]
         try:
@@ -107,9 +107,7 @@ class QueueClient:
     async def _close(self) -> None:
         for listener in self._listeners:
             listener.cancel()
-        for listener in self._listeners:
-            with contextlib.suppress(asyncio.CancelledError):
-                await listener
+        await asyncio.wait(self._listeners)
         self._socket.disable_monitor()
         self._context.destroy(linger=500)
 
@@ -122,9 +120,9 @@ class QueueClient:
 
     async def _ask_again(self) -> None:
         """What had no answer when the connection broke is asked again as soon as there is a new one."""
-        await self._connections.recv_multipart()  # the first connection
+        address.check_let_in(await self._connections.recv_multipart(), self._url)  # the first connection
         while True:
-            await self._connections.recv_multipart()
+            address.check_let_in(await self._connections.recv_multipart(), self._url)
             log.info("connected to the queue again; %d requests are made again", len(self._requests))
             for frames in list(self._requests.values()):
                 await self._socket.send_multipart(frames, copy=False)
@@ -192,7 +190,7 @@ class LearnerClient:
         self._held: list[int] = []
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        self._connections = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._connections = self._socket.get_monitor_socket(address.CONNECTIONS)
         _set_up(self._socket, url)
         self._connected = False
         self._poller = zmq.Poller()
@@ -224,7 +222,7 @@ class LearnerClient:
         while (left := until - time.monotonic()) > 0:
             ready = dict(self._poller.poll(int(left * 1000) + 1))
             if self._connections in ready:
-                self._connections.recv_multipart()
+                address.check_let_in(self._connections.recv_multipart(), self._url)
                 if self._connected:
                     log.info("connected to the queue again")
                     self._socket.send_multipart(request)
@@ -243,7 +241,7 @@ class LearnerClient:
         left = iter(frames)
         groups: list[tuple[int, list[Any]]] = []
         for group in taken.groups:
-            groups.append((group.group, [decode([next(left) for _ in range(count)]) for count in group.frames]))
+            groups.append((group.group, [read([next(left) for _ in range(count)]) for count in group.frames]))
             self._held.append(group.group)
         return groups, taken.why
 

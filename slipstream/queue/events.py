@@ -37,6 +37,15 @@ class RunBegun(Event, frozen=True):
     tasks: str
 
 
+class Snapshot(Event, frozen=True):
+    """First in a log that was compacted: what all events before it came to."""
+
+    state: bytes  # msgpack of the `LedgerState`
+    ends: dict[int, int]  # of the segments that stay: where their trajectories end
+    gone_tokens: int  # sampled tokens, and
+    gone_trajectories: int  # number, of the trajectories to train on that no event after it names
+
+
 class GroupOpened(Event, frozen=True):
     group: int
     task: str
@@ -73,6 +82,14 @@ class TrajectoryDelivered(Event, frozen=True):
     reward: float | None
     verdict: str  # "train" | "mask" | "retry": what the outcome's policy came to
     place: Place
+
+
+class GroupClosed(Event, frozen=True):
+    """Its time is over and enough members ended: `late`, leases that run, end here, and what waits is not granted."""
+
+    group: int
+    late: list[int]
+    tokens: int  # that the late ones' owners had sampled, as of the last heartbeat
 
 
 class DuplicateArrived(Event, frozen=True):
@@ -140,4 +157,6 @@ AnyEvent = (
     | LearnerJoined
     | ConsumptionFinal
     | Drained
+    | GroupClosed
+    | Snapshot
 )

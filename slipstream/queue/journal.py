@@ -1,11 +1,14 @@
 """The journal: what the queue must not lose, on disk, append-only.
 
-    ledger.log                "SLPLOG1\\n", then frames of msgpack events (`events.py`)
+    ledger.log                "SLPLOG2\\n", then frames of msgpack events (`events.py`)
     trajectories-NNNNN.arrow  "SLPTRJ1\\n", then frames of Arrow IPC streams (`wire.py`), one trajectory each
 
 A frame is [length uint32][CRC-32 uint32][payload], little-endian. Invariant: a trajectory is written before the event
 that says it was delivered, so the log says what counts: opening cuts it at the last whole event whose trajectory is
-whole too, cuts the segments at the last trajectory it names, and reports both.
+whole too, cuts the segments at the last trajectory it names, and reports both. Compacting puts a log that begins with a
+snapshot in the place of the old one in one step, and only then deletes segments.
+
+Logs of format 1 (no snapshot, no closed group) are read and gone on with.
 """
 
 import fcntl
@@ -13,7 +16,7 @@ import logging
 import os
 import struct
 import zlib
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +24,12 @@ import msgspec
 
 from slipstream.errors import UserError
 from slipstream.queue import events as ev
+from slipstream.queue.state import LedgerState
 
 log = logging.getLogger(__name__)
 
-LOG_HEADER, SEGMENT_HEADER = b"SLPLOG1\n", b"SLPTRJ1\n"
+LOG_HEADERS, SEGMENT_HEADERS = (b"SLPLOG2\n", b"SLPLOG1\n"), (b"SLPTRJ1\n",)  # the first is what is written
+HEADER_BYTES = 8
 FRAME = struct.Struct("<II")
 SEGMENT_BYTES = 256 << 20  # a new segment is begun after this much
 
@@ -35,16 +40,20 @@ _decoder = msgspec.msgpack.Decoder(ev.AnyEvent)
 class FrameFile:
     """An append-only file of frames. An append that fails leaves no part of itself behind."""
 
-    def __init__(self, path: Path, header: bytes) -> None:
+    def __init__(self, path: Path, headers: Sequence[bytes]) -> None:
         self.path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self.size = os.fstat(self._fd).st_size
-        if self.size < len(header):  # new, or torn while it was made
-            os.ftruncate(self._fd, 0)
-            self.size = 0
-            self._write([memoryview(header)])
-            _sync_folder(path.parent)
-        _check_header(path, header)
+        try:
+            if self.size < HEADER_BYTES:  # new, or torn while it was made
+                os.ftruncate(self._fd, 0)
+                self.size = 0
+                self._write([memoryview(headers[0])])
+                _sync_folder(path.parent)
+            _check_header(path, headers)
+        except BaseException:
+            os.close(self._fd)
+            raise
 
     def append(self, payloads: Sequence[Any]) -> int:
         """Write a frame for each payload, all or none; the offset of the first payload. Raises OSError."""
@@ -88,6 +97,10 @@ class FrameFile:
         except BlockingIOError:
             raise UserError(f"{self.path}: another queue writes it; stop that one, or use another --dir") from None
 
+    def rename(self, path: Path) -> None:
+        self.path.rename(path)
+        self.path = path
+
     def close(self) -> None:
         os.close(self._fd)
 
@@ -99,20 +112,22 @@ def _sync_folder(folder: Path) -> None:
     os.close(fd)
 
 
-def _check_header(path: Path, header: bytes) -> None:
+def _check_header(path: Path, headers: Sequence[bytes]) -> None:
     with path.open("rb") as file:
-        found = file.read(len(header))
-    if found != header:
-        raise UserError(f"{path} begins with {found!r}, not {header!r}: another version wrote it; use a new --dir")
+        _check(path, file.read(HEADER_BYTES), headers)
 
 
-def read_frames(path: Path, header: bytes) -> Iterator[tuple[int, bytes]]:
+def _check(path: Path, found: bytes, headers: Sequence[bytes]) -> None:
+    if found not in headers:
+        raise UserError(f"{path} begins with {found!r}, not {headers[0]!r}: another version wrote it; use a new --dir")
+
+
+def read_frames(path: Path, headers: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
     """(offset of the payload, payload) of each whole frame, up to the first that is torn."""
-    if path.stat().st_size < len(header):
-        return
-    _check_header(path, header)
     with path.open("rb") as file:
-        file.seek(len(header))
+        if os.fstat(file.fileno()).st_size < HEADER_BYTES:
+            return
+        _check(path, file.read(HEADER_BYTES), headers)
         while len(head := file.read(FRAME.size)) == FRAME.size:
             length, crc = FRAME.unpack(head)
             payload = file.read(length)
@@ -124,7 +139,7 @@ def read_frames(path: Path, header: bytes) -> Iterator[tuple[int, bytes]]:
 def read_events(folder: Path) -> Iterator[tuple[int, ev.AnyEvent]]:
     """(where it ends in the log, event), in order; also while the run goes on."""
     path = folder / "ledger.log"
-    for offset, payload in read_frames(path, LOG_HEADER):
+    for offset, payload in read_frames(path, LOG_HEADERS):
         try:
             yield offset + len(payload), _decoder.decode(payload)
         except msgspec.DecodeError as error:
@@ -137,21 +152,36 @@ def segment_path(folder: Path, segment: int) -> Path:
     return folder / f"trajectories-{segment:05d}.arrow"
 
 
+def named(events: Iterable[tuple[int, ev.AnyEvent]]) -> Iterator[tuple[int, ev.Place]]:
+    """(lease, place) of every trajectory that the log names, in the order they came."""
+    for _, event in events:
+        if isinstance(event, ev.TrajectoryDelivered):
+            yield event.lease, event.place
+        elif isinstance(event, ev.Snapshot):
+            state = LedgerState()
+            state.apply(event)
+            yield from ((delivery.lease, delivery.place) for delivery in state.living())
+
+
 def delivered_leases(folder: Path) -> list[int]:
-    """The lease numbers of all delivered trajectories, in the order they came."""
-    return [event.lease for _, event in read_events(folder) if isinstance(event, ev.TrajectoryDelivered)]
+    """The lease numbers of all trajectories that are there, in the order they came."""
+    return [lease for lease, _ in named(read_events(folder))]
 
 
 def read_trajectories(folder: Path, leases: Container[int] | None = None) -> Iterator[Any]:
-    """Every delivered trajectory, or those of `leases` alone, as a record batch of one row, in their order; also
+    """Every trajectory that is there, or those of `leases` alone, as a record batch of one row, in their order; also
     while the run goes on. `slipstream.queue.is_heldout(group)` tells the evaluations'."""
+    for lease, place in named(read_events(folder)):
+        if leases is None or lease in leases:
+            yield read_trajectory(folder, place)
+
+
+def read_trajectory(folder: Path, place: ev.Place) -> Any:
     from slipstream.queue.wire import decode
 
-    for _, event in read_events(folder):
-        if isinstance(event, ev.TrajectoryDelivered) and (leases is None or event.lease in leases):
-            with segment_path(folder, event.place.segment).open("rb") as file:
-                file.seek(event.place.offset)
-                yield decode([file.read(event.place.length)])
+    with segment_path(folder, place.segment).open("rb") as file:
+        file.seek(place.offset)
+        return decode([file.read(place.length)])
 
 
 class Journal:
@@ -160,23 +190,24 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._log = FrameFile(folder / "ledger.log", LOG_HEADER)
+        self._log = FrameFile(folder / "ledger.log", LOG_HEADERS)
         self._log.lock()
         self.recovered, end, ends = self._whole_events()
         torn = self._log.cut(end)
         for segment, path in _segments(folder).items():
             if segment in ends:
-                file = FrameFile(path, SEGMENT_HEADER)
+                file = FrameFile(path, SEGMENT_HEADERS)
                 torn += file.cut(ends[segment])
                 file.close()
             else:
-                torn += max(0, path.stat().st_size - len(SEGMENT_HEADER))
+                torn += max(0, path.stat().st_size - HEADER_BYTES)
                 path.unlink()
         if torn:
             log.warning("%s: cut %d bytes that were torn or that no event names", folder, torn)
         self.torn = torn
         self._number = max(ends, default=0)
-        self._segment = FrameFile(segment_path(folder, self._number), SEGMENT_HEADER)
+        self._ends = ends  # of the segments before the current one
+        self._segment = FrameFile(segment_path(folder, self._number), SEGMENT_HEADERS)
 
     def _whole_events(self) -> tuple[list[ev.AnyEvent], int, dict[int, int]]:
         """The events up to the first whose trajectory is missing, where they end, and where each segment's
@@ -184,10 +215,10 @@ class Journal:
         whole = {number: path.stat().st_size for number, path in _segments(self._folder).items()}
         if whole:
             last = max(whole)
-            frames = read_frames(segment_path(self._folder, last), SEGMENT_HEADER)
+            frames = read_frames(segment_path(self._folder, last), SEGMENT_HEADERS)
             whole[last] = max((offset + len(payload) for offset, payload in frames), default=0)
         found: list[ev.AnyEvent] = []
-        end, ends = len(LOG_HEADER), dict[int, int]()
+        end, ends = HEADER_BYTES, dict[int, int]()
         for after, event in read_events(self._folder):
             if isinstance(event, ev.TrajectoryDelivered):
                 place = event.place
@@ -197,6 +228,8 @@ class Journal:
                     )
                     break
                 ends[place.segment] = place.offset + place.length
+            elif isinstance(event, ev.Snapshot):
+                ends |= event.ends
             found.append(event)
             end = after
         return found, end, ends
@@ -205,7 +238,8 @@ class Journal:
         """Raises OSError, with nothing written, when the disk takes it not."""
         if self._segment.size > SEGMENT_BYTES:
             self._segment.sync()
-            following = FrameFile(segment_path(self._folder, self._number + 1), SEGMENT_HEADER)
+            following = FrameFile(segment_path(self._folder, self._number + 1), SEGMENT_HEADERS)
+            self._ends[self._number] = self._segment.size
             self._segment.close()
             self._segment, self._number = following, self._number + 1
         offset = self._segment.append([payload])
@@ -214,6 +248,42 @@ class Journal:
     def append(self, happened: Sequence[ev.AnyEvent]) -> None:
         """All or none. Raises OSError."""
         self._log.append([_encoder.encode(event) for event in happened])
+
+    def compact(self, state: LedgerState) -> int:
+        """Put a snapshot in the place of all events so far; the bytes of trajectories that went. Raises OSError, with
+        the journal as it was, when the disk takes it not."""
+        self._segment.sync()
+        snapshot = state.snapshot({**self._ends, self._number: self._segment.size})
+        following = self._new_log(snapshot)
+        following.rename(self._folder / "ledger.log")
+        self._log.close()
+        self._log = following
+        _sync_folder(self._folder)
+        gone = [number for number in self._ends if number not in snapshot.ends]
+        self._ends = {number: end for number, end in snapshot.ends.items() if number != self._number}
+        freed = 0
+        for number in gone:
+            path = segment_path(self._folder, number)
+            freed += path.stat().st_size
+            path.unlink()
+        return freed
+
+    def _new_log(self, snapshot: ev.Snapshot) -> FrameFile:
+        """On disk and locked before it gets the log's name."""
+        draft = self._folder / "ledger.log.new"
+        draft.unlink(missing_ok=True)
+        made: FrameFile | None = None
+        try:
+            made = FrameFile(draft, LOG_HEADERS)
+            made.lock()
+            made.append([_encoder.encode(snapshot)])
+            made.sync()
+        except OSError:
+            if made is not None:
+                made.close()
+            draft.unlink(missing_ok=True)
+            raise
+        return made
 
     def sync(self) -> None:
         """Force what was written to disk: trajectories before the events that name them."""

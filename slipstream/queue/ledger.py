@@ -14,6 +14,7 @@ from typing import Literal
 from slipstream.config import Config
 from slipstream.observe.clock import ClockReading
 from slipstream.queue import events as ev
+from slipstream.queue.memory import budget
 from slipstream.queue.messages import (
     Fate,
     Granted,
@@ -27,8 +28,9 @@ from slipstream.queue.messages import (
     Welcome,
 )
 from slipstream.queue.row import Row
+from slipstream.queue.selection import selection
 from slipstream.queue.settling import refusal
-from slipstream.queue.state import LedgerState, Phase, Slot
+from slipstream.queue.state import Group, LedgerState, Phase, Slot
 from slipstream.queue.tasks import TaskOrder, heldout_group, heldout_version, is_heldout
 from slipstream.staleness import Gate, sample_seed
 
@@ -46,7 +48,11 @@ class Ledger:
         self.events: list[ev.AnyEvent] = []  # not yet in the journal; the owner of the ledger empties it
         self._config, self._order = config, order
         self._gate = Gate(config.learner.batch, config.staleness.depth, config.staleness.cutoff)
+        self._select = selection(config.queue.selection, self._gate.limit(version=0)).select
+        self._memory = budget(config.queue.memory_mb)
+        self._full = False
         self._granted_at: dict[int, float] = {}
+        self._began: dict[int, float] = {}  # open groups: when their first lease was granted
         self._seen: dict[str, float] = {}
         self._beats: dict[str, RollouterBeat] = {}
         self._learner: ClockReading | None = None
@@ -58,6 +64,7 @@ class Ledger:
         """After a replay: leases that run have their whole time again, and their owners time to say so."""
         for lease, running in self.state.running.items():
             self._granted_at[lease] = self._seen[running.owner] = now
+            self._began[running.slot.group] = now
 
     def _do(self, event: ev.AnyEvent) -> None:
         self.state.apply(event)
@@ -111,8 +118,36 @@ class Ledger:
         for name in silent:
             del self._seen[name]
             self._beats.pop(name, None)
+        self._close_overdue(now)
+        self._say_when_full()
         if now - self._learner_seen > SILENCE_SECONDS:
             self._learner = None
+
+    def _close_overdue(self, now: float) -> None:
+        """Groups whose time is over go on with the members that ended, if these are enough."""
+        enough, seconds = self._config.rollout.group_min, self._config.queue.lease_seconds
+        for number, began in list(self._began.items()):
+            group = self.state.groups.get(number)
+            if group is None or group.phase != Phase.OPEN:
+                del self._began[number]
+            elif enough and now - began > seconds and sum(1 for _ in group.deliveries()) >= enough:
+                self._close(group)
+
+    def _close(self, group: Group) -> None:
+        late = {lease: run.owner for lease, run in self.state.running.items() if run.slot.group == group.group}
+        ended = sum(1 for _ in group.deliveries())
+        log.warning(
+            "group %d (task %s) goes on with %d of its %d members: queue.lease_seconds are over; %d leases end",
+            group.group,
+            group.task,
+            ended,
+            len(group.members),
+            len(late),
+        )
+        tokens = sum(self._tokens_in_flight(owner, lease) for lease, owner in late.items())
+        self._do(ev.GroupClosed(group.group, list(late), tokens))
+        for lease in late:
+            del self._granted_at[lease]
 
     # -- leases --------------------------------------------------------------------------------------------------------
 
@@ -127,6 +162,9 @@ class Ledger:
             last = ev.LeasesGranted(request, owner, [self._grant(slot, i) for i, slot in enumerate(slots)])
             self._do(last)
             self._granted_at |= dict.fromkeys((grant.lease for grant in last.grants), now)
+            for grant in last.grants:
+                if not is_heldout(grant.group):
+                    self._began.setdefault(grant.group, now)
         return Granted(leases=[self._lease(grant) for grant in last.grants if grant.lease in self.state.running])
 
     def _slots(self, room: int) -> list[Slot]:
@@ -183,12 +221,23 @@ class Ledger:
             return f"the tasks are out: {counts}"
         if self._gate.capacity(state.version, state.accepted, state.opened) < 1:
             return f"depth {config.staleness.depth} is full: {counts}; raise staleness.depth or speed up the learner"
-        if state.bytes_held >= config.queue.memory_mb << 20:
+        if self._memory_is_full():
             return (
-                f"memory is full: {state.bytes_held >> 20} MB wait for the learner; raise queue.memory_mb or speed up "
-                "the learner"
+                f"memory is full: {state.bytes_held >> 20} MB of {self._memory >> 20} wait for the learner; raise "
+                "queue.memory_mb or speed up the learner"
             )
         return ""
+
+    def _memory_is_full(self) -> bool:
+        return self.state.bytes_held >= self._memory
+
+    def _say_when_full(self) -> None:
+        full = self._memory_is_full()
+        if full and not self._full:
+            log.warning("opens no group: %s", self._closed())
+        elif self._full and not full:
+            log.info("there is memory again: %d MB of %d are held", self.state.bytes_held >> 20, self._memory >> 20)
+        self._full = full
 
     def give_back(self, owner: str, leases: Iterable[int], reason: str) -> None:
         for lease in set(leases) & set(self._leases_of(owner)):
@@ -254,17 +303,20 @@ class Ledger:
         return "retry" if spent < self._config.outcomes.retries else "mask"
 
     def take(self, room: int, held: Iterable[int]) -> list[TakenGroup]:
-        """Complete groups in the order they became so; first those that were taken and that the learner does not hold,
+        """Complete groups in the policy's order; before them those that were taken and that the learner does not hold,
         since the answer that brought them was lost."""
         holds = set(held)
         if lost := [group.group for group in self.state.taken() if group.group not in holds]:
             self._do(ev.GroupsUntaken(lost))
-        numbers = self.state.ready[: max(0, room)]
+        again, rest = self.state.ready[: self.state.again], self.state.ready[self.state.again :]
+        numbers = again[: max(0, room)]
+        if room > len(again):
+            numbers += self._select(self.state, rest, room - len(again))
         if numbers:
             self._do(ev.GroupsTaken(numbers))
         return [
             TakenGroup(
-                group=group.group, leases=[d.lease for d in group.deliveries()], frames=[1 for _ in group.members]
+                group=group.group, leases=[d.lease for d in group.deliveries()], frames=[1 for _ in group.deliveries()]
             )
             for group in (self.state.groups[number] for number in numbers)
         ]
@@ -285,6 +337,12 @@ class Ledger:
             return "the run is over" if state.done else "no more groups will come"
         running = sum(1 for running in state.running.values() if not is_heldout(running.slot.group))
         closed = self.why()
+        if state.ready:
+            first = state.groups[state.oldest_open()]
+            return (
+                f"queue.selection = {self._config.queue.selection} holds {len(state.ready)} complete groups back until "
+                f"group {first.group} (task {first.task}) is complete"
+            )
         return (
             f"no complete group: {state.opened} being made, {running} trajectories running"
             + (f"; {closed}" if closed else "")
@@ -327,6 +385,7 @@ class Ledger:
             leases=self.state.lease_counts(),
             groups_ready=len(self.state.ready),
             bytes_held=self.state.bytes_held,
+            bytes_most=self._memory,
             rollouters=list(self._beats.values()),
             heldout=self.state.heldout_results(),
             why=self.why(),

@@ -4,10 +4,19 @@ Framing (DEALER to ROUTER): [request id (8 bytes), msgpack of one message, paylo
 same request id. Payload frames are Arrow IPC buffers (`wire.py`) and travel without being copied.
 """
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from slipstream.observe.clock import ClockReading
 from slipstream.task import Task
+
+# What a client may write: a number that is none of these is refused and gets no further than the decoder.
+Version = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Count = Annotated[int, Meta(ge=0, lt=1 << 40)]
+Room = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
+Name = Annotated[str, Meta(max_length=200)]
 
 
 class Message(msgspec.Struct, tag=True, kw_only=True):
@@ -40,7 +49,7 @@ class TensorInfo(msgspec.Struct, array_like=True, frozen=True):
 class Weights(msgspec.Struct, kw_only=True):
     """One published version and how to fetch it."""
 
-    version: int
+    version: Version
     location: str  # a safetensors file; on /dev/shm for the shared-memory transport
     checksum: str  # blake2b-128 over the tensors' bytes in the order of `tensors`
     tensors: list[TensorInfo]
@@ -51,23 +60,23 @@ class Fate(msgspec.Struct, kw_only=True):
 
     lease: int
     outcome: str  # of the trajectory: what its failed tokens are counted under
-    trained: int = 0
-    masked_stale: int = 0  # over the cutoff K
-    masked_mismatch: int = 0  # cut by a correction's mask rule
-    zero_signal: int = 0  # its group's rewards were all equal
-    discarded_stale: int = 0  # the whole trajectory was dropped as too old
-    failed: int = 0  # its outcome's policy is "mask", or it was retried
+    trained: Count = 0
+    masked_stale: Count = 0  # over the cutoff K
+    masked_mismatch: Count = 0  # cut by a correction's mask rule
+    zero_signal: Count = 0  # its group's rewards were all equal
+    discarded_stale: Count = 0  # the whole trajectory was dropped as too old
+    failed: Count = 0  # its outcome's policy is "mask", or it was retried
 
 
 class RollouterBeat(msgspec.Struct, kw_only=True):
     """One rollouter's state, sent with each heartbeat."""
 
-    name: str
-    version: int
-    running: int  # trajectories
+    name: Name
+    version: int  # -1 before the first weights are there
+    running: Count  # trajectories
     leases: list[int]
-    tokens_in_flight: list[int]  # sampled so far, by lease
-    tokens_generated: int  # since start
+    tokens_in_flight: list[Count]  # sampled so far, by lease
+    tokens_generated: Count  # since start
     pause_ms: list[float]  # weight-load pauses since the last beat
     clock: ClockReading
 
@@ -77,31 +86,31 @@ class RollouterBeat(msgspec.Struct, kw_only=True):
 
 class Hello(Message):
     role: str  # "rollouter" | "learner" | "observer"
-    name: str
+    name: Name
     pid: int
-    version: int = 0  # learner: the version its checkpoint holds; the queue rewinds to it
+    version: Version = 0  # learner: the version its checkpoint holds; the queue rewinds to it
 
 
 class Ask(Message):
     """A rollouter has room. Answered at once with leases, or after `wait_s` with none and the reason."""
 
-    name: str
-    room: int
+    name: Name
+    room: Room
     wait_s: float
 
 
 class Deliver(Message):
     """Payload: the frames of `encode(trajectories)`."""
 
-    name: str
+    name: Name
 
 
 class GiveBack(Message):
     """Leases that end without a trajectory."""
 
-    name: str
+    name: Name
     leases: list[int]
-    reason: str
+    reason: Name
 
 
 class Beat(Message):
@@ -134,7 +143,7 @@ class Take(Message):
     answer that was lost on the way loses nothing.
     """
 
-    room: int
+    room: Room
     held: list[int]
     wait_s: float
 
@@ -145,19 +154,19 @@ class Settle(Message):
 
     groups: list[int]
     fates: list[Fate]
-    version: int | None = None
+    version: Version | None = None
 
 
 class Checkpointed(Message):
     """Consumption up to `version` is final."""
 
-    version: int
+    version: Version
 
 
 class Evaluate(Message):
     """Grant every held-out task once at weights >= `version`, ahead of training leases."""
 
-    version: int
+    version: Version
 
 
 class Drain(Message):
@@ -168,6 +177,10 @@ class Drain(Message):
 
 class AskStatus(Message):
     pass
+
+
+class AskConfig(Message):
+    """A process on another machine wants to join."""
 
 
 # -- answers -------------------------------------------------------------------------------------------------------
@@ -186,6 +199,12 @@ class Welcome(Message):
     seed: int
     version: int
     weights: Weights | None
+
+
+class RunConfig(Message):
+    """JSON of the run's `Config`, with the paths as on the machine where it was read."""
+
+    config: bytes
 
 
 class Granted(Message):
@@ -277,6 +296,7 @@ class Status(Message):
     heldout: list[HeldoutResult]
     why: str  # why nothing is granted now, "" if leases flow
     refused: int = 0  # requests that were malformed or contradicted the ledger
+    bytes_most: int = 0  # at which no new group is opened (queue.memory_mb)
     learner: ClockReading | None = None  # of its last beat; None when there was none lately
 
 
@@ -295,5 +315,6 @@ Request = (
     | Evaluate
     | Drain
     | AskStatus
+    | AskConfig
 )
-Answer = Refused | Ok | Welcome | Granted | Accepted | Newest | Taken | Status
+Answer = Refused | Ok | Welcome | RunConfig | Granted | Accepted | Newest | Taken | Status

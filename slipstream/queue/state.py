@@ -15,6 +15,7 @@ from slipstream.queue.messages import Accounts, Fate, HeldoutResult, LeaseCounts
 from slipstream.queue.tasks import heldout_version, is_heldout
 from slipstream.trajectory import Outcome, VersionRun
 
+CLOSED = "group closed"  # why a lease ended whose group went on without it
 FATES = ("trained", "masked_stale", "masked_mismatch", "zero_signal", "discarded_stale", "failed")
 
 
@@ -54,6 +55,7 @@ class Member(msgspec.Struct):
     attempt: int = 0  # of the next grant, or of the running lease
     retries: int = 0  # of outcomes whose policy is "retry"
     delivery: Delivery | None = None
+    closed: bool = False  # its group went on without it
 
 
 class Group(msgspec.Struct):
@@ -66,6 +68,10 @@ class Group(msgspec.Struct):
 
     def deliveries(self) -> Iterator[Delivery]:
         return (member.delivery for member in self.members if member.delivery)
+
+    def oldest_version(self) -> int:
+        """Of its sampled tokens."""
+        return min((run.version for delivery in self.deliveries() for run in delivery.versions), default=0)
 
 
 class HeldoutTally(msgspec.Struct):
@@ -91,7 +97,9 @@ class LedgerState(msgspec.Struct):
     heldout_slots: list[Slot] = []  # that wait for a grant, in order
     retried_slots: list[Slot] = []
     new_slots: list[Slot] = []
-    ready: list[int] = []
+    ready: list[int] = []  # as they became complete
+    again: int = 0  # how many of those are handed out again: at the front, in the order of the first time
+    with_learner: dict[int, None] = {}  # taken groups, in the order they were
     accepted: int = 0  # groups completed since the start, refunded ones aside
     opened: int = 0  # groups being made: the gate's `running`
     consumed: int = 0
@@ -101,7 +109,7 @@ class LedgerState(msgspec.Struct):
     draining: bool = False
     done: bool = False
     bytes_held: int = 0  # delivered and not taken
-    tokens: Accounts = msgspec.field(default_factory=Accounts)  # in_flight aside
+    tokens: Accounts = msgspec.field(default_factory=Accounts)
     trajectories: Accounts = msgspec.field(default_factory=Accounts)
     leases: LeaseCounts = msgspec.field(default_factory=LeaseCounts)  # held-out ones too
     heldout: dict[int, HeldoutTally] = {}  # by version
@@ -110,6 +118,8 @@ class LedgerState(msgspec.Struct):
         match event:
             case ev.RunBegun():
                 self.begun = event
+            case ev.Snapshot():
+                self._restore(event)
             case ev.GroupOpened():
                 self._open(event)
             case ev.EvaluationOpened():
@@ -120,6 +130,8 @@ class LedgerState(msgspec.Struct):
                 self._return(event)
             case ev.TrajectoryDelivered():
                 self._deliver(event)
+            case ev.GroupClosed():
+                self._close(event)
             case ev.DuplicateArrived():
                 self.leases.duplicates += 1
             case ev.GroupsTaken():
@@ -142,6 +154,31 @@ class LedgerState(msgspec.Struct):
                 self.draining, self.done = True, event.done
             case _:
                 assert_never(event)
+
+    # -- compaction ----------------------------------------------------------------------------------------------------
+
+    def snapshot(self, ends: dict[int, int]) -> ev.Snapshot:
+        """`ends`: of all segments that there are; those without a trajectory that lives are left out of it."""
+        live = list(self.living())
+        segments = {delivery.place.segment for delivery in live} | {max(ends, default=0)}
+        return ev.Snapshot(
+            state=msgspec.msgpack.encode(self),
+            ends={segment: end for segment, end in ends.items() if segment in segments},
+            gone_tokens=self.tokens.generated - sum(delivery.tokens for delivery in live),
+            gone_trajectories=self.trajectories.generated - len(live),
+        )
+
+    def _restore(self, event: ev.Snapshot) -> None:
+        before = msgspec.msgpack.decode(event.state, type=LedgerState)
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(before, name))
+
+    def living(self) -> Iterator[Delivery]:
+        """Trajectories that may be handed out yet, or again, in the order of their leases."""
+        for _, slot in sorted(self.delivered.items()):
+            delivery = self.groups[slot.group].members[slot.member].delivery
+            assert delivery is not None
+            yield delivery
 
     # -- leases --------------------------------------------------------------------------------------------------------
 
@@ -207,6 +244,7 @@ class LedgerState(msgspec.Struct):
                 event.lease, event.tokens, event.versions, event.outcome, event.verdict, event.place
             )
             self.delivered[event.lease] = slot
+            self._fly(member.delivery, 1)
             self.bytes_held += event.place.length
             self._complete(group)
         else:
@@ -221,9 +259,24 @@ class LedgerState(msgspec.Struct):
             tally.reward += event.reward
             tally.passed += event.reward >= 1
 
+    def _close(self, event: ev.GroupClosed) -> None:
+        group = self.groups[event.group]
+        for lease in event.late:
+            del self.running[lease]
+        if event.late:
+            _add(self.leases.returned, CLOSED, len(event.late))
+        self.leases.tokens_lost += event.tokens
+        for number, member in enumerate(group.members):
+            if member.delivery is None:
+                member.closed = True
+                for slots in self._waiting():
+                    if (slot := Slot(group.group, number)) in slots:
+                        slots.remove(slot)
+        self._complete(group)
+
     def _complete(self, group: Group) -> None:
         """Once its last member is here: to the learner, or out when no member may be trained on."""
-        if not all(member.delivery for member in group.members):
+        if not all(member.delivery or member.closed for member in group.members):
             return
         self.opened -= 1
         if any(delivery.verdict == "train" for delivery in group.deliveries()):
@@ -233,6 +286,7 @@ class LedgerState(msgspec.Struct):
             return
         self.bytes_held -= held(group)
         for delivery in group.deliveries():
+            self._fly(delivery, -1)
             self._count(
                 delivery, Fate(lease=delivery.lease, outcome=delivery.outcome, failed=delivery.tokens), consumed=False
             )
@@ -243,7 +297,10 @@ class LedgerState(msgspec.Struct):
     def _take(self, event: ev.GroupsTaken) -> None:
         for number in event.groups:
             group = self.groups[number]
-            self.ready.remove(number)
+            index = self.ready.index(number)
+            del self.ready[index]
+            self.again -= index < self.again
+            self.with_learner[number] = None
             self.takes += 1
             group.phase, group.taken = Phase.TAKEN, self.takes
             self.bytes_held -= held(group)
@@ -252,7 +309,9 @@ class LedgerState(msgspec.Struct):
         fates = {fate.lease: fate for fate in event.fates}
         groups = {self.delivered[lease].group: None for lease in fates}
         for group in [self.groups[number] for number in groups]:
+            del self.with_learner[group.group]
             for delivery in group.deliveries():
+                self._fly(delivery, -1)
                 delivery.fate = fates[delivery.lease]
                 self._count(delivery, delivery.fate, consumed=event.version is not None)
             if event.version is None:
@@ -267,6 +326,7 @@ class LedgerState(msgspec.Struct):
         for group in lost:
             self.consumed -= 1
             for delivery in group.deliveries():
+                self._fly(delivery, 1)
                 if delivery.fate is not None:
                     self._count(delivery, delivery.fate, consumed=True, sign=-1)
                 delivery.fate = None
@@ -282,12 +342,19 @@ class LedgerState(msgspec.Struct):
 
     def taken(self) -> list[Group]:
         """What the learner has, in the order it took them."""
-        return sorted((g for g in self.groups.values() if g.phase == Phase.TAKEN), key=lambda group: group.taken)
+        return [self.groups[number] for number in self.with_learner]
+
+    def oldest_open(self) -> int:
+        """The first of the groups that are being made, or the next one."""
+        being_made = (g.group for g in self.groups.values() if g.phase == Phase.OPEN and not is_heldout(g.group))
+        return min(being_made, default=self.next_group)
 
     def _ready_again(self, groups: list[Group]) -> None:
         for group in groups:
             group.phase, group.taken, group.version = Phase.READY, 0, 0
+            self.with_learner.pop(group.group, None)
             self.bytes_held += held(group)
+        self.again += len(groups)
         self.ready[:0] = [group.group for group in groups]
 
     def _forget(self, groups: list[Group]) -> None:
@@ -311,17 +378,16 @@ class LedgerState(msgspec.Struct):
                 setattr(self.tokens, name, getattr(self.tokens, name) + tokens)
                 setattr(self.trajectories, name, getattr(self.trajectories, name) + one)
 
+    def _fly(self, delivery: Delivery, sign: int) -> None:
+        """A trajectory is here and not settled, or is so no more: counted by itself, not as what is missing."""
+        self.tokens.in_flight += sign * delivery.tokens
+        self.trajectories.in_flight += sign
+
     def accounts(self) -> tuple[Accounts, Accounts]:
-        """Tokens and trajectories. What is in flight is counted where it lies, not as what is missing."""
-        flying = [
-            delivery.tokens
-            for group in self.groups.values()
-            if group.phase != Phase.CONSUMED
-            for delivery in group.deliveries()
-        ]
+        """Tokens and trajectories."""
         return (
-            msgspec.structs.replace(self.tokens, in_flight=sum(flying), failed=dict(self.tokens.failed)),
-            msgspec.structs.replace(self.trajectories, in_flight=len(flying), failed=dict(self.trajectories.failed)),
+            msgspec.structs.replace(self.tokens, failed=dict(self.tokens.failed)),
+            msgspec.structs.replace(self.trajectories, failed=dict(self.trajectories.failed)),
         )
 
     def lease_counts(self) -> LeaseCounts:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from slipstream.queue.wire import RecordBatch, versions
+from slipstream.queue.wire import RecordBatch, bits, flat, versions
 
 
 class Packed(NamedTuple):
@@ -35,44 +35,45 @@ class Packed(NamedTuple):
 
 def packed(batch: RecordBatch | Sequence[RecordBatch]) -> Packed:
     """Tensors over one record batch, or over several as if they were one."""
-    if isinstance(batch, pa.RecordBatch):
-        return _one(batch)
-    parts = [_one(each) for each in batch]
-    if len(parts) == 1:
-        return parts[0]
-    starts = np.cumsum([0] + [int(part.cu_seqlens[-1]) for part in parts]).tolist()
-    zero = torch.zeros(1, dtype=torch.int32)
-    bounds = [part.cu_seqlens[1:] + start for part, start in zip(parts, starts, strict=False)]
-    fields = {
-        name: torch.cat([getattr(part, name) for part in parts])
-        for name in ("token_ids", "sampled", "logprobs", "versions", "rewards", "groups", "leases")
-    }
+    parts: list[RecordBatch] = [batch] if isinstance(batch, pa.RecordBatch) else list(batch)
+    ids, logprobs = (_values(parts, name) for name in ("token_ids", "logprobs"))
     return Packed(
-        **fields,
-        cu_seqlens=torch.cat([zero, *bounds]),
-        outcomes=[outcome for part in parts for outcome in part.outcomes],
+        token_ids=_view(ids),
+        sampled=_view(_joined([bits(part.column("sampled")).view(np.bool_) for part in parts])),
+        logprobs=_view(logprobs),
+        versions=_view(_joined([versions(part) for part in parts])),
+        cu_seqlens=_view(_bounds(parts)),
+        rewards=_view(_joined([_rewards(part) for part in parts])),
+        groups=_view(_joined([part.column("group").to_numpy().astype(np.int64) for part in parts])),
+        leases=_view(_joined([part.column("lease").to_numpy().astype(np.int64) for part in parts])),
+        outcomes=[outcome for part in parts for outcome in part.column("outcome").to_pylist()],
     )
 
 
-def _one(batch: RecordBatch) -> Packed:
-    ids = batch.column("token_ids")
-    offsets = ids.offsets.to_numpy()
-    first, last = int(offsets[0]), int(offsets[-1])
-    rewards = batch.column("reward").to_numpy(zero_copy_only=False)
-    return Packed(
-        token_ids=_view(ids.values.to_numpy()[first:last]),
-        sampled=_view(batch.column("sampled").flatten().to_numpy(zero_copy_only=False)),
-        logprobs=_view(batch.column("logprobs").flatten().to_numpy()),
-        versions=_view(versions(batch)),
-        cu_seqlens=_view(offsets - first if first else offsets),
-        rewards=_view(rewards.astype(np.float64, copy=False)),
-        groups=_view(batch.column("group").to_numpy().astype(np.int64)),
-        leases=_view(batch.column("lease").to_numpy().astype(np.int64)),
-        outcomes=batch.column("outcome").to_pylist(),
-    )
+def _values(parts: list[RecordBatch], name: str) -> np.ndarray:
+    return _joined([flat(part.column(name)).to_numpy() for part in parts])
+
+
+def _joined(arrays: list[np.ndarray]) -> np.ndarray:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _bounds(parts: list[RecordBatch]) -> np.ndarray:
+    """cu_seqlens; of one batch, the very offsets."""
+    offsets = [part.column("token_ids").offsets.to_numpy() for part in parts]
+    if len(offsets) == 1 and not offsets[0][0]:
+        return offsets[0]
+    lengths = np.concatenate([np.diff(each) for each in offsets])
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+
+
+def _rewards(part: RecordBatch) -> np.ndarray:
+    return part.column("reward").to_numpy(zero_copy_only=False).astype(np.float64, copy=False)
 
 
 def _view(array: np.ndarray) -> Tensor:
+    if array.flags.writeable:
+        return torch.from_numpy(array)
     with warnings.catch_warnings():  # Arrow's memory is read-only, and nobody writes to it
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(array)

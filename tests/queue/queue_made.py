@@ -8,6 +8,7 @@ import msgspec
 from slipstream.config import Config
 from slipstream.observe.clock import ClockReading
 from slipstream.queue.messages import Lease, RollouterBeat, TensorInfo, Weights
+from slipstream.queue.row import Row
 from slipstream.task import Task
 from slipstream.trajectory import Outcome, Span, SpanKind, Trajectory, VersionRun
 
@@ -78,3 +79,8 @@ def make_beat(name: str, leases: Sequence[int] = (), tokens: int = 0) -> Rollout
         pause_ms=[],
         clock=ClockReading(process=name, parts={}, now="generating"),
     )
+
+
+def make_row(lease: Lease, versions: list[int], outcome: Outcome = Outcome.FINISHED, reward: float | None = 1.0) -> Row:
+    runs = [VersionRun(versions.count(version), version) for version in sorted(set(versions))]
+    return Row(lease.lease, lease.group, lease.task.id, lease.attempt, len(versions), runs, outcome, reward)

@@ -3,18 +3,15 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 import zmq
 from queue_made import make_beat, make_config, make_tasks, make_trajectory, make_weights
+from queue_runs import Queue, in_process, queue
 
 from slipstream.config import RunDir
 from slipstream.errors import UserError
@@ -25,67 +22,9 @@ from slipstream.queue.messages import Ask, AskStatus, Deliver, Fate, Granted, Ta
 from slipstream.queue.tasks import TaskOrder
 from slipstream.trajectory import Outcome
 
-HERE = Path(__file__).parent
-
-
-class Queue:
-    """A queue process that can be killed and started again on the same run directory."""
-
-    def __init__(self, root: Path, **sections: dict[str, object]) -> None:
-        self.run_dir = RunDir(root)
-        self._sections = msgspec.json.encode(sections).decode()
-        self.start()
-
-    def start(self) -> None:
-        url = self.run_dir.root / "queue.url"
-        url.unlink(missing_ok=True)
-        paths = os.pathsep.join([str(HERE), *sys.path])
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "broker_process.py"), str(self.run_dir.root), self._sections],
-            env={**os.environ, "PYTHONPATH": paths},
-            stderr=(self.run_dir.root / "queue.log").open("a"),
-        )
-        while not url.exists():
-            assert self.process.poll() is None, (self.run_dir.root / "queue.log").read_text()
-            time.sleep(0.02)
-        self.url = url.read_text().strip()
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def stop(self) -> int:
-        self.process.terminate()
-        return self.process.wait(10)
-
-
-@contextmanager
-def queue(root: Path, **sections: dict[str, object]) -> Iterator[Queue]:
-    it = Queue(root, **sections)
-    try:
-        yield it
-    finally:
-        it.kill()
-
 
 def client(it: Queue, name: str = "a", role: str = "rollouter") -> QueueClient:
     return QueueClient(it.url, role=role, name=name)
-
-
-@asynccontextmanager
-async def in_process(root: Path, **sections: dict[str, object]) -> AsyncIterator[tuple[Broker, QueueClient]]:
-    """The broker in this very loop, for tests that look inside."""
-    config = make_config(**sections)
-    broker = Broker(config, RunDir(root), TaskOrder(make_tasks(), make_tasks(3, "h"), seed=0))
-    stop = asyncio.Event()
-    serving = asyncio.create_task(broker.serve(stop))
-    try:
-        async with QueueClient((root / "queue.url").read_text().strip(), role="rollouter", name="a") as one:
-            yield broker, one
-    finally:
-        stop.set()
-        await serving
-        broker.close()
 
 
 def train(learner: LearnerClient, version: int, groups: int) -> list[int]:

@@ -4,6 +4,7 @@ import errno
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from queue_made import make_config, make_tasks, make_trajectory
 
@@ -14,6 +15,8 @@ from slipstream.queue import events as ev
 from slipstream.queue.journal import Journal, read_events
 from slipstream.queue.ledger import Ledger
 from slipstream.queue.messages import Fate
+from slipstream.queue.row import Row
+from slipstream.queue.state import LedgerState
 from slipstream.queue.tasks import TaskOrder
 from slipstream.queue.wire import decode, rows
 
@@ -185,3 +188,117 @@ def ledger_lease(batch: object) -> "object":
 def test_accounts_of_no_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no journal"):
         accounts(RunDir(tmp_path))
+
+
+# -- compaction ------------------------------------------------------------------------------------------------------
+
+
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.queue.journal.SEGMENT_BYTES", 1000)  # less than one trajectory has
+
+
+def compacted(folder: Path) -> Ledger:
+    """As `record`, then a checkpoint, then the journal without what that made final."""
+    ledger = record(folder)
+    ledger.events.clear()
+    ledger.checkpointed(1)
+    journal = Journal(folder)
+    journal.append(ledger.events)
+    ledger.events.clear()
+    journal.compact(ledger.state)
+    journal.close()
+    return ledger
+
+
+def replayed(folder: Path) -> LedgerState:
+    state = LedgerState()
+    for event in opened(folder)[0]:
+        state.apply(event)
+    return state
+
+
+def test_compacting_keeps_what_a_crash_needs_and_the_accounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_segments(monkeypatch)
+    ledger = compacted(tmp_path / "journal")
+    assert len(list((tmp_path / "journal").glob("*.arrow"))) == 2  # of five: one group of two lives
+    assert opened(tmp_path / "journal")[1] == 0
+    assert msgspec.msgpack.encode(replayed(tmp_path / "journal")) == msgspec.msgpack.encode(ledger.state)
+    living = [delivery.lease for delivery in ledger.state.living()]
+    assert len(living) == 2
+    assert delivered_leases(tmp_path / "journal") == living
+    assert [ledger_row(batch).lease for batch in read_trajectories(tmp_path / "journal")] == living
+    found = accounts(RunDir(tmp_path))
+    assert found.holds()
+    assert (found.tokens, found.trajectories) == ledger.state.accounts()
+    assert found.trajectories.generated == 4
+    assert 0 < found.space.living < found.space.trajectories
+
+
+def ledger_row(batch: object) -> Row:
+    return rows(batch)[0]
+
+
+def test_a_compacted_journal_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_segments(monkeypatch)
+    folder = tmp_path / "journal"
+    ledger = compacted(folder)
+    for _ in range(2):
+        journal = Journal(folder)
+        for lease in ledger.ask("a", 2, len(ledger.state.last_grants) + ledger.state.next_lease, 0.0).leases:
+            frame = encode([make_trajectory(lease)])[0]
+            ledger.deliver(rows(decode([frame]))[0], journal.append_trajectory(frame))
+        journal.append(ledger.events)
+        ledger.events.clear()
+        journal.close()
+        assert msgspec.msgpack.encode(replayed(folder)) == msgspec.msgpack.encode(ledger.state)
+        assert accounts(RunDir(tmp_path)).holds()
+        journal = Journal(folder)
+        journal.compact(ledger.state)
+        assert [journal.read(d.place) for d in ledger.state.living()]
+        journal.close()
+
+
+def test_a_log_that_was_compacted_and_torn_opens_with_what_is_whole(tmp_path: Path) -> None:
+    compacted(tmp_path)
+    log = tmp_path / "ledger.log"
+    whole = log.read_bytes()
+    journal = Journal(tmp_path)
+    journal.append([ev.Drained(False), ev.Drained(True)])
+    journal.close()
+    longer = log.read_bytes()
+    for size in range(len(whole), len(longer) + 1):
+        log.write_bytes(longer[:size])
+        found, _ = opened(tmp_path)
+        assert isinstance(found[0], ev.Snapshot)
+        assert len(list(read_trajectories(tmp_path))) == 2
+
+
+def test_a_disk_that_is_full_leaves_the_journal_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = record(tmp_path)
+    before = (tmp_path / "ledger.log").read_bytes()
+    journal = Journal(tmp_path)
+
+    def full(fd: int, parts: list[memoryview]) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "writev", full)
+    with pytest.raises(OSError, match="No space"):
+        journal.compact(ledger.state)
+    monkeypatch.undo()
+    assert (tmp_path / "ledger.log").read_bytes() == before
+    assert not (tmp_path / "ledger.log.new").exists()
+    journal.append([ev.Drained(True)])
+    journal.close()
+    assert opened(tmp_path) == ([*ledger.events, ev.Drained(True)], 0)
+
+
+def test_a_log_of_format_1_is_read_and_gone_on_with(tmp_path: Path) -> None:
+    ledger = record(tmp_path)
+    log = tmp_path / "ledger.log"
+    log.write_bytes(b"SLPLOG1\n" + log.read_bytes()[8:])
+    assert opened(tmp_path) == (ledger.events, 0)
+    journal = Journal(tmp_path)
+    journal.append([ev.Drained(True)])
+    journal.compact(ledger.state)
+    journal.close()
+    assert log.read_bytes().startswith(b"SLPLOG2\n")

@@ -5,23 +5,18 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from queue_made import make_beat, make_config, make_tasks, make_weights
+from queue_made import make_beat, make_config, make_row, make_tasks, make_weights
 
 from slipstream.queue import events as ev
 from slipstream.queue.ledger import SILENCE_SECONDS, Ledger
-from slipstream.queue.messages import Fate, Lease, Ok, Refused, TakenGroup
+from slipstream.queue.messages import Fate, Lease, Ok, Refused
 from slipstream.queue.row import Row
 from slipstream.queue.state import LedgerState, Phase
 from slipstream.queue.tasks import TaskOrder, is_heldout
 from slipstream.staleness import Gate
-from slipstream.trajectory import Outcome, VersionRun
+from slipstream.trajectory import Outcome
 
 PLACE = ev.Place(0, 16, 1000)
-
-
-def make_row(lease: Lease, versions: list[int], outcome: Outcome = Outcome.FINISHED, reward: float | None = 1.0) -> Row:
-    runs = [VersionRun(versions.count(version), version) for version in sorted(set(versions))]
-    return Row(lease.lease, lease.group, lease.task.id, lease.attempt, len(versions), runs, outcome, reward)
 
 
 class Runs(RuleBasedStateMachine):
@@ -33,11 +28,16 @@ class Runs(RuleBasedStateMachine):
         group=st.integers(1, 3),
         retries=st.integers(0, 2),
         epochs=st.sampled_from([None, 1, 3]),
+        selection=st.sampled_from(["fifo", "window", "oldest"]),
+        group_min=st.sampled_from([0, 2]),
     )
-    def begin(self, depth: float, cutoff: int, group: int, retries: int, epochs: int | None) -> None:
+    def begin(
+        self, depth: float, cutoff: int, group: int, retries: int, epochs: int | None, selection: str, group_min: int
+    ) -> None:
         self.config = make_config(
             staleness={"depth": depth, "cutoff": cutoff},
-            rollout={"group": max(2, group)},
+            rollout={"group": max(2, group), "group_min": group_min},
+            queue={"selection": selection},
             outcomes={"retries": retries},
             run={"steps": 6},
         )
@@ -48,7 +48,7 @@ class Runs(RuleBasedStateMachine):
         self.now = 0.0
         self.requests = 0
         self.leases: dict[int, Lease] = {}  # all that were ever granted
-        self.held: dict[int, TakenGroup] = {}  # by the learner
+        self.held: dict[int, list[int]] = {}  # by the learner: groups and their leases
         self.rows: dict[int, Row] = {}  # accepted ones
         self.trained: dict[int, int] = {}  # lease -> version, of trajectories that count as consumed
         self.top = 0  # highest version
@@ -139,18 +139,27 @@ class Runs(RuleBasedStateMachine):
 
     @rule(room=st.integers(0, 3), lost=st.booleans())
     def take(self, room: int, lost: bool) -> None:
-        order = [group.group for group in self.state.taken() if group.group not in self.held] + self.state.ready
-        groups = self.ledger.take(room, list(self.held))
-        assert [group.group for group in groups] == order[:room]
+        lost_ones = [group.group for group in self.state.taken() if group.group not in self.held]
+        again = lost_ones + self.state.ready[: self.state.again]
+        ready = self.state.ready[self.state.again :]
+        numbers = [group.group for group in self.ledger.take(room, list(self.held))]
+        assert numbers[: len(again)] == again[:room]
+        assert set(numbers[len(again) :]) <= set(ready)
+        if self.config.queue.selection == "fifo":
+            assert numbers == (again + ready)[:room]
+        if self.config.queue.selection != "window":
+            assert len(numbers) == min(room, len(again + ready))
+        assert len(numbers) == len(set(numbers)) <= room
         if not lost:
-            self.held |= {group.group: group for group in groups}
+            groups = [self.state.groups[number] for number in numbers]
+            self.held |= {group.group: [delivery.lease for delivery in group.deliveries()] for group in groups}
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), consumed=st.booleans(), cheat=st.sampled_from(["", "", "", "sum", "stale", "masked", "part"]))
     def settle(self, data: st.DataObject, consumed: bool, cheat: str) -> None:
         number = data.draw(st.sampled_from(sorted(self.held)))
         version = self.state.version + 1 if consumed else None
-        fates = [self._fate(lease, version) for lease in self.held[number].leases]
+        fates = [self._fate(lease, version) for lease in self.held[number]]
         cheated = self._cheat(fates, version, cheat)
         before = msgspec.msgpack.encode(self.state)
         answer = self.ledger.settle([number], fates, version)
@@ -257,6 +266,13 @@ class Runs(RuleBasedStateMachine):
         training = [row for row in self.rows.values() if not is_heldout(row.group)]
         assert tokens.generated == sum(row.tokens for row in training)
         assert trajectories.generated == len(training)
+        flying = [
+            delivery.tokens
+            for group in self.state.groups.values()
+            if group.phase != Phase.CONSUMED
+            for delivery in group.deliveries()
+        ]
+        assert (tokens.in_flight, trajectories.in_flight) == (sum(flying), len(flying))
         assert self.state.leases.delivered == len(self.rows)
         assert self.state.leases.granted == len(self.leases)
 
