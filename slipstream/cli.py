@@ -22,6 +22,7 @@ from slipstream.config import Config, RunDir
 from slipstream.configfile import field_help, read_config
 from slipstream.errors import UserError
 from slipstream.parent import die_with_supervisor
+from slipstream.trying import add_commands
 
 if TYPE_CHECKING:
     from slipstream.queue import RunAccounts
@@ -378,6 +379,7 @@ def _parser() -> argparse.ArgumentParser:
         "slipstream replay runs/a loss.name=cispo 'correction.presets=[]'",
     )
     replay.add_argument("--json", action="store_true", help="as JSON")
+    add_commands(add)
     for sub in (accounts, status, show, export, replay):
         sub.add_argument("run", type=Path, metavar="RUN", help="run directory")
     replay.add_argument("overrides", nargs="*", metavar="key.sub=value", help="changes to the learner's config")
