@@ -12,6 +12,7 @@ from slipstream.config import Config, RunDir
 from slipstream.observe.metrics import read_metrics
 from slipstream.observe.panel import Progress
 from slipstream.observe.summary import Busy, Summary
+from slipstream.queue.audit import RunAccounts, accounts
 from slipstream.queue.messages import Accounts, RollouterBeat, Status
 
 SILENT_SECONDS = 10.0  # without an answer of the queue, after which what it said last is old news
@@ -24,6 +25,7 @@ class Record:
         self._train_from: float | None = None
         self._train_to: float | None = None
         self._status: Status | None = None
+        self._journal: RunAccounts | None = None
         self._answered = self._began  # when the queue last said something
         self._metrics: list[dict[str, float]] = []
         self._metrics_size = -1
@@ -43,16 +45,25 @@ class Record:
         self._answered = time.monotonic()
         for beat in status.rollouters:
             self._observe_beat(beat)
-        size = self._run_dir.metrics.stat().st_size if self._run_dir.metrics.exists() else 0
-        if size != self._metrics_size:
-            self._metrics_size = size
-            self._metrics = read_metrics(self._run_dir)
+        self._read_metrics()
         return (
             before is None
             or before.leases.delivered != status.leases.delivered
             or before.version != status.version
             or [result.ended for result in before.heldout] != [result.ended for result in status.heldout]
         )
+
+    def read_journal(self) -> None:
+        """After the queue left without a last word: it was never asked, hung, or was killed."""
+        self._read_metrics()
+        if (self._run_dir.journal / "ledger.log").is_file():
+            self._journal = accounts(self._run_dir)
+
+    def _read_metrics(self) -> None:
+        size = self._run_dir.metrics.stat().st_size if self._run_dir.metrics.exists() else 0
+        if size != self._metrics_size:
+            self._metrics_size = size
+            self._metrics = read_metrics(self._run_dir)
 
     def _observe_beat(self, beat: RollouterBeat) -> None:
         last = self._beats.get(beat.name)
@@ -100,8 +111,10 @@ class Record:
         stale = sum(values.get("staleness/mean", 0.0) * values.get("tokens/step_trained", 0.0) for values in steps)
         learning = grown([0.0, *(values.get("time/learner/forward_backward", 0.0) for values in steps)])
         mismatch = [values["mismatch/kl_k3"] for values in steps if "mismatch/kl_k3" in values]  # not when not finite
-        tokens = status.tokens if status else Accounts()
-        holds = status is not None and status.tokens.holds() and status.trajectories.holds() and status.leases.holds()
+        counts = self._journal or (
+            RunAccounts(status.tokens, status.trajectories, status.leases) if status else RunAccounts()
+        )
+        tokens = counts.tokens
         last = max((result.version for result in status.heldout), default=0) if status else 0
         return Summary(
             heldout_before=self._pass_rate(0),
@@ -113,7 +126,7 @@ class Record:
             tokens_trained=tokens.trained,
             staleness_mean=round(stale / trained, 4) if trained else 0.0,
             staleness_max=int(max((values.get("staleness/max", 0.0) for values in steps), default=0)),
-            accounts_hold=holds,
+            accounts_hold=counts.holds(),
             accounts=identity(tokens),
             weights_pause_ms_p50=round(statistics.median(self._pauses), 1) if self._pauses else None,
             mismatch_kl_k3=statistics.fmean(mismatch) if mismatch else None,

@@ -233,9 +233,12 @@ class Supervisor:
         """Rollouters first, then the learner, the queue last: each may still speak with those after it."""
         await self._stop(self._rollouters, GRACE)
         await self._stop([self._learner], LEARNER_GRACE)
-        if self._client is not None and self._signals < 2 and (status := await self._status()) is not None:
+        status = await self._status() if self._client is not None and self._signals < 2 else None
+        if status is not None:
             self._record.observe(status)  # with what the others did last
         await self._stop([self._queue], GRACE)
+        if status is None:
+            self._record.read_journal()
 
     async def _stop(self, children: list[Child], grace: float) -> None:
         """SIGTERM, and SIGKILL after `grace` seconds, or at once after a second Ctrl-C."""

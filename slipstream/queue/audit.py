@@ -29,9 +29,9 @@ class Space(msgspec.Struct):
 class RunAccounts(msgspec.Struct):
     """The accounting identity of a run."""
 
-    tokens: Accounts
-    trajectories: Accounts
-    leases: LeaseCounts
+    tokens: Accounts = msgspec.field(default_factory=Accounts)
+    trajectories: Accounts = msgspec.field(default_factory=Accounts)
+    leases: LeaseCounts = msgspec.field(default_factory=LeaseCounts)
     space: Space = msgspec.field(default_factory=Space)
 
     def holds(self) -> bool:

@@ -48,12 +48,12 @@ Reply = tuple[messages.Answer, list[Any]]  # with payload frames
 
 async def serve(config: Config, run_dir: RunDir, tasks: list[Task], heldout: list[Task]) -> None:
     """Serve until SIGTERM or SIGINT. A journal that is there already is gone on with."""
-    broker = Broker(config, run_dir, TaskOrder(tasks, heldout, seed=config.run.seed))
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT):  # before the address is there for others to see
         loop.add_signal_handler(number, stop.set)
     _allow_connections()
+    broker = Broker(config, run_dir, TaskOrder(tasks, heldout, seed=config.run.seed))
     try:
         await broker.serve(stop)
     finally:
@@ -163,7 +163,7 @@ class Broker:
             raise Malformed(f"more than {MOST_REQUESTS} requests of one client at once")
         if (size := max(len(frame) for frame in frames)) > MOST_FRAME_BYTES:
             raise Malformed(f"a frame of {size} bytes; at most {MOST_FRAME_BYTES} are taken")
-        return self._decoder.decode(frames[2].buffer), int.from_bytes(frames[1].bytes), [f.buffer for f in frames[3:]]
+        return self._decoder.decode(frames[2].buffer), int.from_bytes(frames[1].bytes), frames[3:]
 
     async def _handle(self, request: messages.Request, number: int, payload: list[Any]) -> Reply:
         match request:
@@ -242,11 +242,12 @@ class Broker:
         return await self._until(attempt, request.wait_s) or messages.Newest(weights=None), []
 
     async def _deliver(self, payload: list[Any]) -> Reply:
-        batch = decode(payload)
+        batch = decode([frame.buffer for frame in payload])
+        # A frame of libzmq's is sent on as it is; other memory would be copied, or be minded by a thread of pyzmq's.
         frames = payload if batch.num_rows == 1 else split(batch)
         answer = messages.Accepted(leases=[])
         for row, frame in zip(rows(batch), frames, strict=True):
-            place = await self._place(frame) if self.ledger.expects(row) else None
+            place = await self._place(memoryview(frame)) if self.ledger.expects(row) else None
             if place is None or not self.ledger.expects(row):  # it may have ended while the disk was full
                 self.ledger.duplicate(row)
                 answer.duplicates.append(row.lease)
@@ -357,6 +358,8 @@ class Broker:
             await asyncio.sleep(WATCH_SECONDS)
             now = time.monotonic()
             self.ledger.expire(now)
+            for number in self._frames.keys() - self.ledger.state.groups.keys():  # closed, and nothing to train on
+                del self._frames[number]
             await self._record()
             if self._fsync == "interval" and now - synced >= 1.0:
                 async with self._sync_lock:

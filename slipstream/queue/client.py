@@ -125,7 +125,7 @@ class QueueClient:
             address.check_let_in(await self._connections.recv_multipart(), self._url)
             log.info("connected to the queue again; %d requests are made again", len(self._requests))
             for frames in list(self._requests.values()):
-                await self._socket.send_multipart(frames, copy=False)
+                await self._socket.send_multipart(frames)
 
     async def _request(
         self, request: messages.Request, kind: type[A], payload: Sequence[Any] = (), wait_s: float = 0.0
@@ -136,7 +136,7 @@ class QueueClient:
         began = time.monotonic()
         try:
             while True:
-                await self._socket.send_multipart(frames, copy=False)
+                await self._socket.send_multipart(frames)
                 await asyncio.wait(
                     [waiter, *self._listeners], timeout=wait_s + PATIENCE, return_when=asyncio.FIRST_COMPLETED
                 )

@@ -14,6 +14,7 @@ from typing import Literal
 from slipstream.config import Config
 from slipstream.observe.clock import ClockReading
 from slipstream.queue import events as ev
+from slipstream.queue.group import Group, Phase, Slot
 from slipstream.queue.memory import budget
 from slipstream.queue.messages import (
     Fate,
@@ -30,7 +31,7 @@ from slipstream.queue.messages import (
 from slipstream.queue.row import Row
 from slipstream.queue.selection import selection
 from slipstream.queue.settling import refusal
-from slipstream.queue.state import Group, LedgerState, Phase, Slot
+from slipstream.queue.state import LedgerState
 from slipstream.queue.tasks import TaskOrder, heldout_group, heldout_version, is_heldout
 from slipstream.staleness import Gate, sample_seed
 

@@ -3,8 +3,9 @@
 Invariant: fates that pass keep the accounting identity, and no token over the cutoff K passes as trained.
 """
 
+from slipstream.queue.group import Delivery, Group, Phase
 from slipstream.queue.messages import Fate
-from slipstream.queue.state import FATES, Delivery, Group, LedgerState, Phase
+from slipstream.queue.state import FATES, LedgerState
 from slipstream.staleness import Gate, over_cutoff
 
 

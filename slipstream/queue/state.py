@@ -5,82 +5,17 @@ its grant until the one event that ends it; a delivered trajectory's sampled tok
 """
 
 from collections.abc import Iterable, Iterator
-from enum import StrEnum
 from typing import assert_never
 
 import msgspec
 
 from slipstream.queue import events as ev
+from slipstream.queue.group import Delivery, Group, HeldoutTally, Member, Phase, Running, Slot, held
 from slipstream.queue.messages import Accounts, Fate, HeldoutResult, LeaseCounts, Weights
 from slipstream.queue.tasks import heldout_version, is_heldout
-from slipstream.trajectory import Outcome, VersionRun
 
 CLOSED = "group closed"  # why a lease ended whose group went on without it
 FATES = ("trained", "masked_stale", "masked_mismatch", "zero_signal", "discarded_stale", "failed")
-
-
-class Phase(StrEnum):
-    OPEN = "open"  # members are being made
-    READY = "ready"
-    TAKEN = "taken"  # the learner has it
-    CONSUMED = "consumed"  # by a step whose checkpoint is not written yet
-
-
-class Slot(msgspec.Struct, array_like=True, frozen=True):
-    group: int
-    member: int
-
-
-class Running(msgspec.Struct, array_like=True, frozen=True):
-    """A lease that has not ended."""
-
-    slot: Slot
-    attempt: int
-    owner: str
-
-
-class Delivery(msgspec.Struct):
-    """A trajectory that fills its slot."""
-
-    lease: int
-    tokens: int
-    versions: list[VersionRun]
-    outcome: Outcome
-    verdict: str
-    place: ev.Place
-    fate: Fate | None = None
-
-
-class Member(msgspec.Struct):
-    attempt: int = 0  # of the next grant, or of the running lease
-    retries: int = 0  # of outcomes whose policy is "retry"
-    delivery: Delivery | None = None
-    closed: bool = False  # its group went on without it
-
-
-class Group(msgspec.Struct):
-    group: int
-    task: str
-    members: list[Member]
-    phase: Phase = Phase.OPEN
-    taken: int = 0  # its turn among all that were taken
-    version: int = 0  # of the step that consumed it
-
-    def deliveries(self) -> Iterator[Delivery]:
-        return (member.delivery for member in self.members if member.delivery)
-
-    def oldest_version(self) -> int:
-        """Of its sampled tokens."""
-        return min((run.version for delivery in self.deliveries() for run in delivery.versions), default=0)
-
-
-class HeldoutTally(msgspec.Struct):
-    tasks: int
-    ended: int = 0
-    passed: int = 0
-    scored: int = 0
-    reward: float = 0.0
-    tokens: int = 0
 
 
 class LedgerState(msgspec.Struct):
@@ -405,11 +340,6 @@ class LedgerState(msgspec.Struct):
             )
             for version, tally in sorted(self.heldout.items())
         ]
-
-
-def held(group: Group) -> int:
-    """Bytes of the group's trajectories."""
-    return sum(delivery.place.length for delivery in group.deliveries())
 
 
 def _add(counts: dict[str, int], name: str, amount: int) -> None:

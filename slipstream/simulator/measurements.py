@@ -74,6 +74,7 @@ def measured(run_dir: RunDir) -> Measured:
         batch=config.learner.batch,
         depth=config.staleness.depth,
         cutoff=config.staleness.cutoff,
+        selection=config.queue.selection,
         group=config.rollout.group,
         batches=batches_for(config.learner.batch * config.rollout.group / (1 - zero_signal)),
         rollouters=config.engine.rollouters,

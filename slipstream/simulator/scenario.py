@@ -5,7 +5,7 @@ Invariant: a Scenario that `read_scenario` returns can be run: its values are in
 
 import difflib
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -21,6 +21,9 @@ class Scenario(msgspec.Struct, kw_only=True, frozen=True):
     batch: Annotated[int, Meta(ge=1, description="groups in one optimizer step")] = 32
     depth: Annotated[float, Meta(ge=0, description="batches that generation may run ahead")] = 2.0
     cutoff: Annotated[int, Meta(ge=0, description="no token older than this many versions is trained on")] = 8
+    selection: Annotated[
+        Literal["fifo", "window", "oldest"], Meta(description="which ready groups the learner gets: queue.selection")
+    ] = "oldest"
     group: Annotated[int, Meta(ge=1, description="trajectories of a group")] = 8
     batches: Annotated[int, Meta(ge=1, description="optimizer steps to simulate; the first tenth is not counted")] = 500
     rollouters: Annotated[int, Meta(ge=1, description="engines")] = 1

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
+from slipstream.queue.group import Delivery
 from slipstream.queue.ledger import Ledger
 from slipstream.queue.messages import Fate, Refused, Weights
-from slipstream.queue.state import Delivery
 from slipstream.simulator.tally import Tally
 from slipstream.staleness import over_cutoff
 

@@ -20,6 +20,7 @@ from slipstream.config import (
     EnvironmentSection,
     LearnerSection,
     ModelSection,
+    QueueSection,
     RolloutSection,
     RunSection,
     StalenessSection,
@@ -353,5 +354,6 @@ def _config(scenario: Scenario) -> Config:
         run=RunSection(name="simulated", seed=scenario.seed, steps=FOREVER),
         rollout=RolloutSection(group=scenario.group, concurrency=scenario.concurrency),
         staleness=StalenessSection(depth=scenario.depth, cutoff=scenario.cutoff),
+        queue=QueueSection(selection=scenario.selection),
         learner=LearnerSection(batch=scenario.batch),
     )

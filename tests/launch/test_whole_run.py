@@ -91,3 +91,4 @@ def test_ctrl_c_is_heeded_while_a_queue_that_hangs_is_asked(whole: Whole) -> Non
     output = whole.output()
     assert whole.running.returncode == 130, output
     assert time.monotonic() - began < 15  # the learner alone would have 60 s, the queue 10
+    assert whole.summary()["accounts_hold"]  # from the journal: the queue was killed without a last word

@@ -8,10 +8,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from queue_made import make_beat, make_config, make_row, make_tasks, make_weights
 
 from slipstream.queue import events as ev
+from slipstream.queue.group import Phase
 from slipstream.queue.ledger import SILENCE_SECONDS, Ledger
 from slipstream.queue.messages import Fate, Lease, Ok, Refused
 from slipstream.queue.row import Row
-from slipstream.queue.state import LedgerState, Phase
+from slipstream.queue.state import LedgerState
 from slipstream.queue.tasks import TaskOrder, is_heldout
 from slipstream.staleness import Gate
 from slipstream.trajectory import Outcome
