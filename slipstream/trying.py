@@ -14,9 +14,10 @@ from slipstream.claim import existing
 from slipstream.errors import UserError
 
 Command = Callable[[argparse.Namespace], int]
+AddCommand = Callable[[str, Command, str, str], argparse.ArgumentParser]
 
 
-def add_commands(add: Callable[[str, Command, str, str], argparse.ArgumentParser]) -> None:
+def add_commands(add: AddCommand) -> None:
     """`add`: name, command, what it says of itself, an example."""
     trial = add(
         "simulate",
