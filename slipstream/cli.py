@@ -10,21 +10,18 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-from slipstream import reading, trying
+from slipstream import checking, reading, trying
 from slipstream.claim import check_dir, claim, claimed, new_run_dir
 from slipstream.config import Config, RunDir
 from slipstream.configfile import field_help, read_config
 from slipstream.errors import UserError
+from slipstream.inputs import check_inputs, tasks_of
 from slipstream.parent import die_with_supervisor
 from slipstream.process import before_torch
-
-if TYPE_CHECKING:
-    from slipstream.task import Task
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +59,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _queue(arguments: argparse.Namespace) -> int:
     config, run_dir = _process(arguments)
-    tasks, heldout = _tasks(config)
+    tasks, heldout = tasks_of(config)
     import uvloop
 
     from slipstream.queue import broker
@@ -105,57 +102,7 @@ def _learner(arguments: argparse.Namespace) -> int:
     return process.run(config, run_dir)
 
 
-# -- checks before anything starts ---------------------------------------------------------------------------------
-
-
-def check_inputs(config: Config) -> None:
-    """The environment loads, the tasks load, and the model's chat template can carry them. Raises UserError."""
-    from slipstream.agent_loop.environment import load_environment
-    from slipstream.agent_loop.renderer import create_renderer
-
-    environment = load_environment(config.environment.path)
-    tasks, _ = _tasks(config)
-    try:
-        with _without_torch():
-            renderer = create_renderer(config.model.path)
-        prompt = renderer.start(environment.first_messages(tasks[0]), environment.tools)
-    except UserError as error:  # a template's problem names the template's folder only
-        said = str(error)
-        raise UserError(said if said.startswith("model.path") else f"model.path: {said}") from error
-    if len(prompt) >= config.engine.max_model_len:
-        raise UserError(
-            f"engine.max_model_len = {config.engine.max_model_len}: the first task's prompt alone has {len(prompt)} "
-            "tokens; raise it, or shorten the system prompt"
-        )
-
-
-@contextmanager
-def _without_torch() -> Generator[None]:
-    """transformers imports torch if it can, which takes longer than all else here; tokenizers do without it."""
-    if not {"torch", "transformers"}.isdisjoint(sys.modules):
-        yield
-        return
-    level = "TRANSFORMERS_VERBOSITY"  # it would say that models cannot be had
-    before = os.environ.get(level)
-    os.environ[level] = "error"
-    sys.modules["torch"] = None  # pyright: ignore[reportArgumentType]
-    try:
-        yield
-    finally:
-        del sys.modules["torch"]
-        os.environ.pop(level)
-        if before is not None:
-            os.environ[level] = before
-
-
-def _tasks(config: Config) -> "tuple[list[Task], list[Task]]":
-    from slipstream.task import load_tasks
-
-    given, seed = config.tasks, config.run.seed
-    train = load_tasks(given.train, "tasks.train", seed, bad_rows=given.bad_rows)
-    if not given.heldout:
-        return train, []
-    return train, load_tasks(given.heldout, "tasks.heldout", seed, given.heldout_limit, given.bad_rows)
+# -- what processes start with -----------------------------------------------------------------------------------
 
 
 def _process(arguments: argparse.Namespace) -> tuple[Config, RunDir]:
@@ -245,6 +192,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("config", type=Path, metavar="CONFIG", help="TOML file", nargs=optional)
         sub.add_argument("overrides", nargs="*", metavar="key.sub=value", help="changes to the config")
 
+    checking.add_commands(add)
     reading.add_commands(add)
     trying.add_commands(add)
     return parser

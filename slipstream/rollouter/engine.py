@@ -195,6 +195,11 @@ class Engine:
         # A task of the engine's own loop: it ends when the engine acknowledges, and the generator it ends awaits it.
         self._aborting = asyncio.ensure_future(self._llm.abort(name))  # pyright: ignore
 
+    async def serve_as(self, version: int) -> None:
+        """Sample with the weights that the engine started with, under this name."""
+        await self._llm.update_weight_version(str(version))  # pyright: ignore
+        self.version = version
+
     async def load(self, weights: Weights) -> float:
         """Load published weights in flight; milliseconds that generation stood still.
 

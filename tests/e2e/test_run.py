@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -76,6 +77,13 @@ def test_depth_0_is_on_policy(config: Callable[..., Path], tmp_path: Path) -> No
     show = [sys.executable, "-m", "slipstream", "show", str(run), "--trajectory", "8"]
     shown = subprocess.run(show, capture_output=True, text=True, check=True).stdout
     assert "Say something." in shown
+    evaluate = [sys.executable, "-m", "slipstream", "eval", str(run), "--samples", "2", "--json"]
+    ended = subprocess.run([*evaluate, "tasks.heldout_limit=4"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "version 3" in ended.stderr
+    found = json.loads(ended.stdout)
+    assert (found["tasks"], found["samples"], sum(found["outcomes"].values())) == (4, 2, 8)
+    assert 0 <= found["pass_at"]["1"] == found["mean_at_k"] <= found["pass_at"]["2"] <= 1
 
 
 def test_a_killed_rollouter_is_replaced_and_nothing_is_left_over(config: Callable[..., Path], tmp_path: Path) -> None:
@@ -111,3 +119,16 @@ def test_nothing_outlives_a_killed_supervisor(config: Callable[..., Path], tmp_p
     running.wait()
     _, alive = psutil.wait_procs(everybody, timeout=10)
     assert not alive
+
+
+def test_doctor_finds_that_engine_and_learner_agree(config: Callable[..., Path]) -> None:
+    command = [sys.executable, "-m", "slipstream", "doctor", str(config(steps=1, depth=0, wandb="off"))]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert not ended.stderr  # what libraries say is kept for when something fails
+    lines = dict(line[6:].split(": ", 1) for line in ended.stdout.splitlines())
+    assert lines["environment"] == "tools: look; rewards: 1"
+    assert lines["attempts"].startswith("8 attempts")
+    apart = re.fullmatch(r"log-probs of (\d+) tokens are (\S+) apart \(largest \S+\)", lines["engine = learner"])
+    assert apart
+    assert float(apart[2]) < 1e-4
