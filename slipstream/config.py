@@ -326,6 +326,15 @@ class RunDir(msgspec.Struct, frozen=True):
         return self.root / "journal"
 
     @property
+    def steps(self) -> Path:
+        """What each step made of each token, for the viewer."""
+        return self.root / "steps"
+
+    @property
+    def view(self) -> Path:
+        return self.root / "view"
+
+    @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 

@@ -1,16 +1,22 @@
-"""The commands that read what a run left: `accounts`, `status`, `show`, `export` and `replay`.
+"""The commands that read what a run left: `accounts`, `status`, `show`, `view`, `export` and `replay`.
 
-Invariant: as with all commands, what they need is imported when they run; nothing in the run directory changes.
+Invariant: as with all commands, what they need is imported when they run; nothing in the run directory changes
+(`view` makes RUN/view, which is no part of the run).
 """
 
 import argparse
+import functools
 import sys
+import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from slipstream.claim import existing
+from slipstream.config import Config, RunDir
 from slipstream.configfile import read_config
 from slipstream.errors import UserError
 from slipstream.process import before_torch
@@ -18,6 +24,8 @@ from slipstream.trying import AddCommand
 
 if TYPE_CHECKING:
     from slipstream.queue import RunAccounts
+
+SAY_SECONDS = 5.0
 
 
 def add_commands(add: AddCommand) -> None:
@@ -42,6 +50,20 @@ def add_commands(add: AddCommand) -> None:
         "slipstream show runs/a --trajectory 7",
     )
     show.add_argument("--trajectory", type=int, required=True, metavar="N", help="its lease number")
+    view = add(
+        "view",
+        _view,
+        "pages that show all trajectories, token by token, in a browser; without a server",
+        "slipstream view runs/a --trajectory 7",
+    )
+    view.add_argument("--trajectory", type=int, metavar="N", help="open at this one, by its lease number")
+    view.add_argument("--out", type=Path, metavar="FOLDER", help="folder to make; default RUN/view")
+    view.add_argument(
+        "--replay", action="store_true", help="compute the learner's numbers again, where the run did not record them"
+    )
+    view.add_argument(
+        "--model", metavar="FOLDER", help="folder of the tokenizer, when model.path is not there any more"
+    )
     export = add(
         "export",
         _export,
@@ -59,7 +81,7 @@ def add_commands(add: AddCommand) -> None:
         "slipstream replay runs/a loss.name=cispo 'correction.presets=[]'",
     )
     replay.add_argument("--json", action="store_true", help="as JSON")
-    for sub in (accounts, status, show, export, replay):
+    for sub in (accounts, status, show, view, export, replay):
         sub.add_argument("run", type=Path, metavar="RUN", help="run directory")
     replay.add_argument("overrides", nargs="*", metavar="key.sub=value", help="changes to the learner's config")
 
@@ -101,6 +123,59 @@ def _show(arguments: argparse.Namespace) -> int:
     show(next(read_trajectories(run_dir.journal, {lease})), model)
     sys.stdout.flush()
     return 0
+
+
+def _view(arguments: argparse.Namespace) -> int:
+    run_dir = existing(arguments.run)
+    from slipstream.viewer.build import Wanted, build
+
+    config = read_config(run_dir.config, files=False)
+    wanted = Wanted(
+        out=(arguments.out or run_dir.view).resolve(),
+        model=arguments.model or config.model.path,
+        steps=run_dir.steps,
+        start=arguments.trajectory,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.replay:
+            steps = Path(folder)
+            wanted = msgspec.structs.replace(wanted, steps=steps, replayed=_replayed(config, run_dir, steps))
+        index = build(config, run_dir, wanted, _progress("trajectories"))
+    at = f"#trajectory={arguments.trajectory}" if arguments.trajectory is not None else ""
+    sys.stdout.write(f"{index.as_uri()}{at}\n")
+    return 0
+
+
+def _replayed(config: Config, run_dir: RunDir, steps: Path) -> str:
+    """What the replay says of itself; its numbers are in `steps`."""
+    before_torch()
+    from slipstream.learner.replay import Replay
+    from slipstream.observe.steps import write_step
+
+    replay = Replay(config, run_dir, record=functools.partial(write_step, steps))
+    progress = _progress("steps replayed")
+    for step in replay:
+        progress(step.version, replay.last)
+    verdict = replay.verdict()
+    if verdict.identical:
+        return "computed again by a replay, which made the run's very versions"
+    return f"computed again by a replay, which from version {verdict.first_difference} on differs from the run"
+
+
+def _progress(what: str) -> Callable[[int, int], None]:
+    """Says on stderr how far it is: over and over in one line on a terminal, every few seconds elsewhere."""
+    terminal, said = sys.stderr.isatty(), time.monotonic()
+
+    def say(done: int, of: int) -> None:
+        nonlocal said
+        if terminal:
+            sys.stderr.write(f"\r{done:,} of {of:,} {what}{chr(10) if done == of else ''}")
+        elif time.monotonic() - said > SAY_SECONDS:
+            said = time.monotonic()
+            sys.stderr.write(f"{done:,} of {of:,} {what}\n")
+        sys.stderr.flush()
+
+    return say
 
 
 def _export(arguments: argparse.Namespace) -> int:

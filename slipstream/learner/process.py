@@ -19,6 +19,7 @@ from slipstream.learner.folder import write_folder
 from slipstream.learner.groups import Candidate, Dropped, Seen, judge
 from slipstream.learner.publisher import Publisher, weights_directory
 from slipstream.learner.report import Report, waiting_line
+from slipstream.learner.tokens import Recorder
 from slipstream.observe.clock import Clock
 from slipstream.observe.metrics import MetricsWriter
 from slipstream.queue.client import LearnerBeats, LearnerClient, QueueAway
@@ -61,6 +62,7 @@ class Learner:
         self._beats = LearnerBeats(url, self.clock)
         self._metrics = MetricsWriter(run_dir, config)
         self._report = Report(self._client, self.clock)
+        self._recorder = Recorder(config, run_dir)
         self._stopping = False
         self._exhausted = False  # the queue says that no more groups will come
         self._dropped: Counter[str] = Counter()  # groups out of the batch since the last step, by reason
@@ -151,6 +153,8 @@ class Learner:
         self._client.settle([candidate.group for candidate in batch], fates, self._version)
         self._settled = self._version
         self._announce()
+        if self._recorder.wanted:
+            self._recorder.write(self._version, self._trainer.tokens())
         every = self._config.learner.checkpoint_every
         if every and self._version % every == 0:
             self._save()

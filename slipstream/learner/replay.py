@@ -5,7 +5,7 @@ same kind of CPU every version's checksum is the one that was published. What is
 the learner alone decides; batches stay as they were recorded.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -17,6 +17,7 @@ from slipstream.learner.publisher import as_published
 from slipstream.learner.recording import Recording, read_recording
 from slipstream.learner.step import StepStats
 from slipstream.observe.metrics import read_metrics
+from slipstream.observe.steps import StepTokens
 from slipstream.staleness import Gate
 from slipstream.weights_file import checksum
 
@@ -61,8 +62,15 @@ class Verdict(msgspec.Struct, frozen=True):
 class Replay:
     """Iterate over it once; `verdict` afterwards."""
 
-    def __init__(self, config: Config, run_dir: RunDir, overrides: Sequence[str] = ()) -> None:
-        """Raises UserError."""
+    def __init__(
+        self,
+        config: Config,
+        run_dir: RunDir,
+        overrides: Sequence[str] = (),
+        record: Callable[[int, StepTokens], None] | None = None,
+    ) -> None:
+        """`record` is told of each version that is made. Raises UserError."""
+        self._record = record
         refuse_others(overrides)
         self._config, self._changed = config, list(overrides)
         self._recording = read_recording(run_dir.journal)
@@ -73,12 +81,19 @@ class Replay:
         self._first_difference: int | None = None
         self._done = 0
 
+    @property
+    def last(self) -> int:
+        """The newest version that is made again."""
+        return self._versions[-1]
+
     def __iter__(self) -> Iterator[Step]:
         settle_torch(self._config)
         parts = assemble(self._config)
         self._compare(0, parts)
         for version in self._versions:
             stats, groups = make_version(version, self._recording, parts, self._config)
+            if stats is not None and self._record is not None:
+                self._record(version, parts.trainer.tokens())
             replayed = self._compare(version, parts)
             self._done = version
             yield Step(

@@ -29,6 +29,8 @@ from slipstream.learner.objective import Objective
 from slipstream.learner.optimizer import Optimizer
 from slipstream.learner.policy import Policy
 from slipstream.learner.scores import advantages_of
+from slipstream.learner.tokens import step_tokens
+from slipstream.observe.steps import StepTokens
 from slipstream.queue.messages import Fate
 
 NEVER: Callable[[], bool] = lambda: False  # noqa: E731
@@ -105,6 +107,7 @@ class Trainer:
         self._references: list[Tensor] = []
         self._stream = Stream(self._config.learner.micro_tokens)
         self._done: list[_Done] = []
+        self._weights = torch.zeros(0)
         self._early = self._seconds = 0.0
         self._stopped = False
         self._optimizer.clear()
@@ -140,6 +143,18 @@ class Trainer:
         if self._stopped:
             return None
         return self._stepped(began)
+
+    def tokens(self) -> StepTokens:
+        """What the step that `finish` made of each sampled token, until the next begins."""
+        whole = joined([done.micro for done in self._done])
+        return step_tokens(
+            leases=torch.cat([candidate.packed.leases[present(candidate)[0]] for candidate in self._candidates]),
+            sampled=torch.cat([candidate.packed.sampled[present(candidate)[1]] for candidate in self._candidates]),
+            whole=whole,
+            logp=torch.cat([done.logp for done in self._done]),
+            weights=self._weights,
+            keep=torch.cat([done.keep for done in self._done]),
+        )
 
     def _micros(self, candidates: list[Candidate], references: list[Tensor]) -> list[Micro]:
         in_reward = self._config.loss.kl_in == "reward"
@@ -195,7 +210,7 @@ class Trainer:
     def _stepped(self, began: float) -> tuple[StepStats, list[Fate]]:
         whole, logp = joined([done.micro for done in self._done]), torch.cat([done.logp for done in self._done])
         keep = torch.cat([done.keep for done in self._done])
-        stats = self._objective.weigh(whole, logp, keep, self._version).stats
+        _, self._weights, _, stats = self._objective.weigh(whole, logp, keep, self._version)
         count = max(1, int(whole.trainable.sum()))
         denominator = self._objective.denominator(count, len(whole.cu_seqlens) - 1)
         scale = math.sqrt(stats.ess) if self._config.learner.ess_lr else 1.0
