@@ -25,7 +25,7 @@ lint: setup
 	@$(BIN)/pyright
 
 test: lint
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 docs: setup
 	@$(BIN)/python -c "from slipstream.configfile import configuration_page as page; print(page(), end='')" > docs/configuration.md
