@@ -188,6 +188,7 @@ def command(*argv: object) -> "subprocess.Popen[str]":
         text=True,
         cwd=Path.cwd(),
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's `&` ignores it
     )
 
 

@@ -152,16 +152,16 @@ class Learner:
         publish_s = self._publish()
         self._client.settle([candidate.group for candidate in batch], fates, self._version)
         self._settled = self._version
+        self.clock.enter("other")
+        values = self._report.values(stats, self._seen, self._dropped, publish_s)
+        self._metrics.log(self._version, values)  # before the queue is spoken with again: it may be away for good
+        log.info("%s", self._report.line(self._version, self._config.run.steps, stats, values))
         self._announce()
         if self._recorder.wanted:
             self._recorder.write(self._version, self._trainer.tokens())
         every = self._config.learner.checkpoint_every
         if every and self._version % every == 0:
             self._save()
-        self.clock.enter("other")
-        values = self._report.values(stats, self._seen, self._dropped, publish_s)
-        self._metrics.log(self._version, values)
-        log.info("%s", self._report.line(self._version, self._config.run.steps, stats, values))
         return True
 
     def _publish(self) -> float:

@@ -53,7 +53,7 @@ def test_before_anything_happened_there_is_a_summary(tmp_path: Path) -> None:
     summary = record(tmp_path).summary(restarts=0)
     assert (summary.steps, summary.tokens_generated, summary.heldout_before) == (0, 0, None)
     assert summary.weights_pause_ms_p50 is None
-    assert not summary.accounts_hold  # nobody has looked
+    assert summary.accounts_hold  # nothing is nothing's sum
 
 
 def test_each_beat_counts_once_and_a_new_rollouter_goes_on(tmp_path: Path) -> None:

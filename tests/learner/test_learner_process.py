@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import re
 import signal
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -151,7 +152,8 @@ async def test_asked_to_stop_while_the_queue_is_away_it_leaves_and_nothing_is_tr
         os.kill(queue.pid or 0, signal.SIGKILL)
         os.kill(learner.pid or 0, signal.SIGTERM)
         assert await ended(learner) == 0
-        assert "leaves without the queue" in (tmp_path / "learner.log").read_text()
+        # It may have had nothing to say to the queue any more.
+        assert re.search(r"leaves (without the queue|at version)", (tmp_path / "learner.log").read_text())
         assert here.saved()[-1] == f"v{len(here.metrics()):08d}.pt"
         await ended(queue)
         here.resume_rolling_out(client)
