@@ -149,6 +149,8 @@ async def test_asked_to_stop_while_the_queue_is_away_it_leaves_and_nothing_is_tr
         await here.stop_rolling_out()
         while (await client.status()).trajectories.in_flight >= 4:  # noqa: ASYNC110 - a step may be on its way
             await asyncio.sleep(0.02)
+        made = (await client.status()).version
+        await until(lambda: len(here.metrics()) == made)  # else it may not know yet that its step was booked
         os.kill(queue.pid or 0, signal.SIGKILL)
         os.kill(learner.pid or 0, signal.SIGTERM)
         assert await ended(learner) == 0
