@@ -82,6 +82,10 @@ class RolloutSection(Section, frozen=True):
         float, Meta(gt=0, description="Sampling temperature; lower it only when the model rambles at 1.")
     ] = 1.0
     tool_seconds: Annotated[float, Meta(gt=0, description="Time one tool call may take before it is an error.")] = 10.0
+    tools_at_once: Annotated[
+        int,
+        Meta(ge=0, description="Tool calls one rollouter runs at once; set it if they slow each other; 0: no limit."),
+    ] = 0
     tool_tokens: Annotated[
         int, Meta(ge=1, description="Longest tool result, in tokens; the rest is cut and the model is told.")
     ] = 512

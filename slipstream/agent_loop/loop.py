@@ -25,6 +25,7 @@ from slipstream.config import RolloutSection
 from slipstream.rewards import Evidence, RewardFailed, score
 from slipstream.task import Task
 from slipstream.tools import Executor, Session, ToolError, ToolResult
+from slipstream.tooluse import ToolUse
 from slipstream.trajectory import Outcome, SpanKind, Trajectory, TrajectoryDetail
 from slipstream.usercall import UserCalls
 
@@ -75,7 +76,7 @@ class AgentLoop:
     ) -> None:
         """`on_tools(lease, busy)` is called when a trajectory begins and ends to wait for tools."""
         self.environment, self.renderer, self.sampler, self.limits = environment, renderer, sampler, limits
-        self._executor = Executor(environment.toolbox, limits.tool_seconds)
+        self._executor = Executor(environment.toolbox, limits.tool_seconds, limits.tools_at_once)
         self._rewards = UserCalls()
         self._beginning = asyncio.Lock()
         self._on_tools = on_tools
@@ -87,6 +88,10 @@ class AgentLoop:
         """Tokens that a running trajectory sampled so far, in turns that ended."""
         episode = self._running.get(lease)
         return episode.stream.sampled_count if episode else 0
+
+    def tool_use(self) -> list[ToolUse]:
+        """Of each tool that was called so far."""
+        return [use for use in self._executor.use.values() if use.calls]
 
     async def run(self, *, lease: int, group: int, task: Task, attempt: int, seed: int, t_leased: float) -> Trajectory:
         episode = Episode(lease, task, seed, self.limits.max_seconds)

@@ -11,9 +11,10 @@ from itertools import pairwise
 from slipstream.config import Config, RunDir
 from slipstream.observe.metrics import read_metrics
 from slipstream.observe.panel import Progress
-from slipstream.observe.summary import Busy, Summary
+from slipstream.observe.summary import Busy, Summary, ToolSummary
 from slipstream.queue.audit import RunAccounts, accounts
 from slipstream.queue.messages import Accounts, RollouterBeat, Status
+from slipstream.tooluse import ToolUse, together
 
 SILENT_SECONDS = 10.0  # without an answer of the queue, after which what it said last is old news
 
@@ -137,6 +138,7 @@ class Record:
                 else 0.0,
                 learner=round(min(1.0, learning / train_s), 3) if train_s else 0.0,
             ),
+            tools=[_tool(use) for use in together(each for beat in self._beats.values() for each in beat.tools)],
             trajectories=str(self._run_dir.journal),
             wandb=str(self._run_dir.wandb) if self._config.observe.wandb != "off" else "off",
         )
@@ -146,6 +148,11 @@ class Record:
             if result.version == version and result.ended >= result.tasks:
                 return round(result.passed / result.tasks, 4)
         return None
+
+
+def _tool(use: ToolUse) -> ToolSummary:
+    p50, p99 = ((round(1e3 * use.quantile(share), 3) if use.seconds else None) for share in (0.5, 0.99))
+    return ToolSummary(use.name, use.calls, use.errors, p50, p99)
 
 
 def grown(readings: list[float]) -> float:

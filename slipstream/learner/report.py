@@ -13,6 +13,7 @@ from slipstream.learner.step import StepStats
 from slipstream.observe.clock import Clock
 from slipstream.queue.client import LearnerClient
 from slipstream.queue.messages import Status
+from slipstream.tooluse import together
 
 
 class Report:
@@ -133,6 +134,11 @@ def _status_values(status: Status) -> dict[str, float]:
         "queue/groups_ready": float(status.groups_ready),
         "weights/version": float(status.version),
     }
+    for use in together(each for beat in status.rollouters for each in beat.tools):
+        values[f"tool/{use.name}/calls"] = float(use.calls)
+        values[f"tool/{use.name}/errors"] = float(use.errors)
+        values[f"tool/{use.name}/p50_s"] = use.quantile(0.5)
+        values[f"tool/{use.name}/p99_s"] = use.quantile(0.99)
     if pauses:
         values["weights/pause_s"] = _mean(pauses) / 1e3
     return values

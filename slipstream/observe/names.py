@@ -1,6 +1,6 @@
 """Every metric there is, by name, with its unit and what it says. A name that is not here is a typo, and raises.
 
-Families end in `*`: the rest of the name is a reward's, an outcome's or a clock part's.
+Families end in `*`: the rest of the name is a reward's, an outcome's, a tool's or a clock part's.
 """
 
 METRICS: dict[str, str] = {
@@ -51,6 +51,7 @@ METRICS: dict[str, str] = {
     "weights/version": "newest version",
     "time/learner/*": "seconds of the learner's wall time since its start, by part",
     "time/rollouter/*": "seconds of the rollouters' wall time since their start, by part",
+    "tool/*": "NAME/calls, NAME/errors (of those), NAME/p50_s and NAME/p99_s (seconds) since the rollouters' start",
     "throughput/generated_tok_s": "sampled tokens delivered a second",
     "throughput/trained_tok_s": "sampled tokens trained a second",
 }

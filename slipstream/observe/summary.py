@@ -18,6 +18,20 @@ class Busy(msgspec.Struct):
     learner: float
 
 
+class ToolSummary(msgspec.Struct):
+    """Since the rollouters' last start, over all of them."""
+
+    name: str
+    calls: int
+    errors: int
+    p50_ms: float | None
+    p99_ms: float | None
+
+    def __str__(self) -> str:
+        said = f"{self.name}: {self.calls:,} calls, {self.errors:,} in vain"
+        return said if self.p50_ms is None else f"{said}, p50 {self.p50_ms:g} ms, p99 {self.p99_ms:g} ms"
+
+
 class Summary(msgspec.Struct, kw_only=True):
     heldout_before: float | None
     heldout_after: float | None
@@ -34,6 +48,7 @@ class Summary(msgspec.Struct, kw_only=True):
     mismatch_kl_k3: float | None
     restarts: int
     busy: Busy
+    tools: list[ToolSummary] = []
     trajectories: str
     wandb: str
 
@@ -51,6 +66,7 @@ class Summary(msgspec.Struct, kw_only=True):
             "accounts": f"{'hold' if self.accounts_hold else 'DO NOT HOLD'}: {self.accounts}",
             "staleness": f"mean {self.staleness_mean:.2f}, max {self.staleness_max} versions",
             "busy": f"engine {self.busy.engine:.0%}, learner {self.busy.learner:.0%}",
+            "tools": "\n".join(map(str, self.tools)) or "none was called",
             "weights": "not loaded"
             if self.weights_pause_ms_p50 is None
             else f"generation paused {self.weights_pause_ms_p50:.0f} ms a version (median)",

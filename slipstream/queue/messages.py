@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from slipstream.observe.clock import ClockReading
 from slipstream.task import Task
+from slipstream.tooluse import ToolUse
 
 # What a client may write: a number that is none of these is refused and gets no further than the decoder.
 Version = Annotated[int, Meta(ge=0, lt=1 << 31)]
@@ -79,6 +80,7 @@ class RollouterBeat(msgspec.Struct, kw_only=True):
     tokens_generated: Count  # since start
     pause_ms: list[float]  # weight-load pauses since the last beat
     clock: ClockReading
+    tools: Annotated[list[ToolUse], Meta(max_length=1000)] = []
 
 
 # -- requests ------------------------------------------------------------------------------------------------------

@@ -184,6 +184,7 @@ class Rollouter:
                     tokens_generated=self._engine.tokens_generated,
                     pause_ms=pauses,
                     clock=self._clock.reading(),
+                    tools=self._agents.tool_use(),
                 )
             )
             # What was sampled is delivered first, as engine_failed; what is with a tool goes back.

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import time
 import types
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
@@ -19,6 +20,7 @@ import msgspec
 from slipstream.task import Task
 from slipstream.tools.tool import Tool, ToolFailed
 from slipstream.tools.toolset import Factory, Toolbox, ToolSet, kind
+from slipstream.tooluse import ToolUse
 from slipstream.usercall import OutOfTime, TooManyStuck, UserCalls
 
 log = logging.getLogger(__name__)
@@ -51,8 +53,11 @@ class ToolResult(msgspec.Struct, frozen=True):
 class Executor:
     """Runs the calls of all trajectories of one process."""
 
-    def __init__(self, toolbox: Toolbox, seconds: float) -> None:
+    def __init__(self, toolbox: Toolbox, seconds: float, at_once: int = 0) -> None:
+        """`seconds`: of one call. `at_once`: calls of all tools side by side; 0 for no limit."""
         self.toolbox = toolbox
+        self.use = {name: ToolUse(name=name) for name in toolbox.tools}
+        self.all_slots = asyncio.Semaphore(at_once) if at_once else _FREE
         self.seconds = seconds
         self.calls = UserCalls()
         self.slots = {name: asyncio.Semaphore(each.at_once) for name, each in toolbox.tools.items() if each.at_once}
@@ -90,20 +95,30 @@ class Session:
         try:
             decoded = msgspec.json.decode(arguments, type=found.arguments)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:  # ValidationError is a DecodeError
+            self._executor.use[name].refuse()
             return ToolResult.failure(ToolError.BAD_ARGUMENTS, f"{name}: {error}")
         given = {key: getattr(decoded, key) for key in decoded.__struct_fields__}
         factory = box.factories.get(name)
-        # In this order: who waits for its own trajectory's call holds no slot that others want.
-        async with self._locks[factory] if factory else _FREE, self._executor.slots.get(name, _FREE):
+        # In this order: who waits for its own trajectory's call, or for its tool, holds no slot that others want.
+        lock, slot = self._locks[factory] if factory else _FREE, self._executor.slots.get(name, _FREE)
+        async with lock, slot, self._executor.all_slots:
             function = found.function
             if factory:
                 function = types.MethodType(function, await self._state(factory))
-            result = await self._try(found, function, given)
-            for _ in range(found.retries):
+            return await self._measured(found, function, given)
+
+    async def _measured(self, each: Tool, function: Callable[..., Any], given: dict[str, Any]) -> ToolResult:
+        began, error = time.monotonic(), True
+        try:
+            result = await self._try(each, function, given)
+            for _ in range(each.retries):
                 if result.error is None:
                     break
-                result = await self._try(found, function, given)
+                result = await self._try(each, function, given)
+            error = result.error is not None
             return result
+        finally:
+            self._executor.use[each.name].add(time.monotonic() - began, error=error)
 
     async def _state(self, factory: Factory) -> ToolSet:
         if factory not in self.made:

@@ -9,6 +9,7 @@ from slipstream.config import Config, EnvironmentSection, ModelSection, RunDir, 
 from slipstream.launch.record import Record, grown, identity
 from slipstream.observe.clock import ClockReading
 from slipstream.queue.messages import Accounts, HeldoutResult, LeaseCounts, RollouterBeat, Status
+from slipstream.tooluse import ToolUse
 
 
 def status(generating: float = 0.0, pauses: tuple[float, ...] = (), delivered: int = 0, version: int = 0) -> Status:
@@ -21,6 +22,7 @@ def status(generating: float = 0.0, pauses: tuple[float, ...] = (), delivered: i
         tokens_generated=0,
         pause_ms=list(pauses),
         clock=ClockReading(process="rollouter-0", parts={"generating": generating}, now="generating"),
+        tools=[ToolUse(name="search", calls=3, errors=1, seconds={50: 2}), ToolUse(name="count", calls=1, errors=1)],
     )
     return Status(
         version=version,
@@ -47,6 +49,14 @@ def record(tmp_path: Path, *rows: dict[str, float]) -> Record:
 def test_a_total_that_begins_anew_grows_on() -> None:
     assert grown([]) == grown([7.0]) == 0.0
     assert grown([2.0, 5.0, 1.0, 4.0]) == 3.0 + 1.0 + 3.0
+
+
+def test_what_the_tools_did_is_in_the_summary(tmp_path: Path) -> None:
+    seen = record(tmp_path)
+    seen.observe(status())
+    count, search = seen.summary(restarts=0).tools
+    assert str(count) == "count: 1 calls, 1 in vain"
+    assert str(search) == "search: 3 calls, 1 in vain, p50 8.308 ms, p99 8.308 ms"
 
 
 def test_before_anything_happened_there_is_a_summary(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from slipstream.learner import checkpoint, publisher
 from slipstream.observe.clock import ClockReading
 from slipstream.queue import messages
 from slipstream.queue.client import QueueClient
+from slipstream.tooluse import ToolUse
 from slipstream.trajectory import Outcome
 from slipstream.weights_file import checksum, read_tensors
 
@@ -97,6 +98,7 @@ class World:
                 tokens_generated=0,
                 pause_ms=[2.0],
                 clock=ClockReading(process="fake", parts={"generating": 1.0}, now="generating"),
+                tools=[ToolUse(name="search", calls=3, errors=1, seconds={50: 2})],
             )
         )
 

@@ -121,6 +121,8 @@ async def test_metrics_and_the_line_of_a_step(tiny_model: Path, tmp_path: Path, 
         assert row["staleness/max"] <= 2
         assert row["reward/mean"] == pytest.approx(row["reward/answer"])
         assert row["weights/pause_s"] == pytest.approx(0.002)
+        assert (row["tool/search/calls"], row["tool/search/errors"]) == (3, 1)
+        assert row["tool/search/p99_s"] == pytest.approx(0.0083, rel=0.01)
         assert "step 3/3  reward " in (tmp_path / "learner.log").read_text()
         assert here.saved() == ["v00000003.pt"]
 
