@@ -17,16 +17,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import psutil
-
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "faults"))
 
 from ordeal import KINDS, ROLES, Outcome, faults_of, inflict, outcome
-from small_run import save_small_model, start, write_config
-
-from slipstream.config import RunDir
-from slipstream.configfile import read_config
-from slipstream.learner.publisher import weights_directory
+from small_run import SmallRun, save_small_model
 
 STEPS, PATIENCE = 40, 180.0
 
@@ -62,22 +56,18 @@ def main() -> int:
 
 def one_run(folder: Path, model: Path, count: int, chance: random.Random) -> Outcome:
     kinds = [(chance.choice(ROLES), chance.choice(KINDS)) for _ in range(count)]
-    config = write_config(folder, model, steps=STEPS, seed=chance.randrange(1 << 30))
-    run, output = folder / "run", folder / "output"
-    running = start(config, run, output)
+    run = SmallRun(folder, model, steps=STEPS, seed=chance.randrange(1 << 30))
     inflicted: Counter[str] = Counter()
     try:
-        inflicted = inflict(faults_of(kinds, STEPS, chance), psutil.Process(running.pid), RunDir(run), PATIENCE)
-        code = running.wait(PATIENCE)
+        inflicted = inflict(faults_of(kinds, STEPS, chance), run, PATIENCE)
+        code = run.process.wait(PATIENCE)
     except (TimeoutError, subprocess.TimeoutExpired) as late:
-        return Outcome([f"{late}\n{output.read_text()[-2000:]}"], dict(inflicted))
+        return Outcome([f"{late}\n{run.said()}"], dict(inflicted))
     finally:
-        running.kill()
-        running.wait()
-        shutil.rmtree(weights_directory(read_config(config), RunDir(run), 1), ignore_errors=True)
+        run.end()
     if code != 0:
-        return Outcome([f"exit code {code}\n{output.read_text()[-2000:]}"], dict(inflicted))
-    return outcome(run, STEPS, inflicted)
+        return Outcome([f"exit code {code}\n{run.said()}"], dict(inflicted))
+    return outcome(run, inflicted)
 
 
 def totals(outcomes: list[Outcome], seconds: float) -> dict[str, object]:

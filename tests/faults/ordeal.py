@@ -1,7 +1,7 @@
 """What is done to a run, and what must hold after it.
 
 A fault strikes some random time after a step, at a process that is there then: SIGKILL, or SIGSTOP and, some seconds
-later, SIGCONT.
+later, SIGCONT. A supervisor that was killed takes all of its run with it, and is started again by hand.
 """
 
 import os
@@ -9,10 +9,10 @@ import random
 import signal
 import time
 from collections import Counter
-from pathlib import Path
 
 import msgspec
 import psutil
+from small_run import SmallRun
 
 from slipstream.config import RunDir
 from slipstream.configfile import read_config
@@ -21,7 +21,7 @@ from slipstream.queue import accounts
 from slipstream.queue import events as ev
 from slipstream.queue.journal import read_events
 
-ROLES = ("queue", "rollouter", "learner")
+ROLES = ("queue", "rollouter", "learner", "supervisor")
 KINDS = ("kill", "stop")
 
 
@@ -44,51 +44,57 @@ class Outcome(msgspec.Struct):
     trajectories: int = 0
 
 
-def faults_of(kinds: "list[tuple[str, str]]", steps: int, chance: random.Random) -> list[Fault]:
+def faults_of(kinds: "list[tuple[str, str]]", steps: int, chance: random.Random, longest: float = 5.0) -> list[Fault]:
     """Each at a step of its own, spread over the run but for its last fifth."""
     at = sorted(chance.sample(range(1, steps * 4 // 5), len(kinds)))
     return [
-        Fault(role, kind, step, chance.uniform(0, 0.4), chance.uniform(0.5, 5.0) if kind == "stop" else 0.0)
+        Fault(role, kind, step, chance.uniform(0, 0.4), chance.uniform(0.2, longest) if kind == "stop" else 0.0)
         for (role, kind), step in zip(kinds, at, strict=True)
     ]
 
 
-def inflict(faults: list[Fault], supervisor: psutil.Process, run_dir: RunDir, patience: float) -> "Counter[str]":
+def inflict(faults: list[Fault], run: SmallRun, patience: float) -> "Counter[str]":
     """Strike, one after the other. Raises TimeoutError with what it waited for; ends early when the run does."""
     chance = random.Random(len(faults))
     inflicted: Counter[str] = Counter()
     for fault in faults:
         deadline = time.monotonic() + patience
         struck = False
-        while not struck and _runs(supervisor):
+        while not struck and not run.over:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{fault} could not strike within {patience:.0f} s: {_steps(run_dir)} steps so far")
-            if _steps(run_dir) >= fault.step:
+                steps = _steps(run.run_dir)
+                raise TimeoutError(f"{fault} could not strike within {patience:.0f} s: {steps} steps so far")
+            if _steps(run.run_dir) >= fault.step:
                 time.sleep(fault.delay)
-                struck = _strike(fault, supervisor, chance)
+                struck = _strike(fault, run, chance)
             time.sleep(0.02)
         inflicted[f"{fault.role} {fault.kind}"] += struck
     return inflicted
 
 
-def _strike(fault: Fault, supervisor: psutil.Process, chance: random.Random) -> bool:
+def _strike(fault: Fault, run: SmallRun, chance: random.Random) -> bool:
     """False when there is no such process now."""
     try:
-        there = [child for child in supervisor.children() if fault.role in child.cmdline()]
-        if not there:
+        there = psutil.Process(run.process.pid).children()
+        pids = [child.pid for child in there if fault.role in child.cmdline()]
+        if fault.role == "supervisor":
+            pids = [run.process.pid]
+        if not pids:
             return False
-        pid = chance.choice(there).pid
+        pid = chance.choice(pids)
         os.kill(pid, signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
         if fault.kind == "stop":
             time.sleep(fault.seconds)
             os.kill(pid, signal.SIGCONT)
     except (psutil.Error, ProcessLookupError):
         return False
+    if (fault.role, fault.kind) == ("supervisor", "kill"):
+        run.process.wait()
+        _, left = psutil.wait_procs(there, timeout=10)
+        if left:
+            raise TimeoutError(f"{left} outlived their supervisor by 10 s")
+        run.start()
     return True
-
-
-def _runs(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def _steps(run_dir: RunDir) -> int:
@@ -99,9 +105,9 @@ def _steps(run_dir: RunDir) -> int:
     return max((int(msgspec.json.decode(line)["step"]) for line in lines), default=0)
 
 
-def outcome(run: Path, steps: int, inflicted: "Counter[str]") -> Outcome:
+def outcome(run: SmallRun, inflicted: "Counter[str]") -> Outcome:
     """After the run has ended: what is wrong, from its journal alone."""
-    run_dir = RunDir(run)
+    run_dir, steps = run.run_dir, run.steps
     counts = accounts(run_dir)
     wrong = consumed_twice(run_dir)
     if not counts.holds():

@@ -1,8 +1,13 @@
 """A short run with everything real but the engine: its model, its config, and who it is supervised by."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from slipstream.config import RunDir
+from slipstream.configfile import read_config
+from slipstream.learner.publisher import weights_directory
 
 HERE = Path(__file__).parent
 TEMPLATE = HERE.parents[1] / "examples" / "calculator" / "chat_template.jinja"
@@ -84,11 +89,32 @@ def write_config(folder: Path, model: Path, *, steps: int, seed: int) -> Path:
     return path
 
 
-def start(config: Path, run: Path, output: Path) -> "subprocess.Popen[bytes]":
-    with output.open("ab") as file:
-        return subprocess.Popen(
-            [sys.executable, str(HERE / "supervise.py"), str(config), str(run)],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        )
+class SmallRun:
+    """A run in `folder`, supervised by a process of its own that can be killed and started again."""
+
+    def __init__(self, folder: Path, model: Path, *, steps: int, seed: int) -> None:
+        self.steps, self.run_dir, self.output = steps, RunDir(folder / "run"), folder / "output"
+        self._config = write_config(folder, model, steps=steps, seed=seed)
+        self.start()
+
+    def start(self) -> None:
+        with self.output.open("ab") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, str(HERE / "supervise.py"), str(self._config), str(self.run_dir.root)],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def over(self) -> bool:
+        return self.process.poll() is not None
+
+    def said(self) -> str:
+        """The end of it."""
+        return self.output.read_text()[-3000:]
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        shutil.rmtree(weights_directory(read_config(self._config), self.run_dir, 1), ignore_errors=True)

@@ -1,31 +1,24 @@
 """SIGKILL and SIGSTOP of each process, at random moments of a run whose processes are all real.
 
-The engine alone is a cheap one. After each run: it finished, the accounts hold, no trajectory was trained on twice, and
-a replay makes every version as it was published.
+The engine alone is a cheap one. After the run: it finished, the accounts hold, no trajectory was trained on twice, and
+a replay makes every version as it was published. `benchmarks/soak.py` does the same on and on.
 """
 
 import os
 import random
-import shutil
 import subprocess
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from ordeal import KINDS, ROLES, faults_of, inflict, outcome
-from small_run import save_small_model, start, write_config
+from small_run import SmallRun, save_small_model
 
-from slipstream.config import RunDir
-from slipstream.configfile import read_config
-from slipstream.learner.publisher import weights_directory
-
-STEPS, PATIENCE = 30, 120.0
+STEPS, PATIENCE = 12, 120.0
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_small_model(tmp_path_factory.mktemp("small"))
 
@@ -38,24 +31,22 @@ def torch_as_it_was() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_killed_and_stopped_at_random_moments(role: str, small_model: Path, tmp_path: Path) -> None:
-    chance = random.Random(f"{role} {os.environ.get('FAULTS_SEED', '0')}")
-    faults = faults_of([(role, kind) for kind in KINDS for _ in range(2)], STEPS, chance)
-    run, output = tmp_path / "run", tmp_path / "output"
-    config = write_config(tmp_path, small_model, steps=STEPS, seed=1)
-    running = start(config, run, output)
+def test_each_process_killed_and_stopped_at_random_moments(small_model: Path, tmp_path: Path) -> None:
+    chance = random.Random(os.environ.get("FAULTS_SEED", "0"))
+    kinds = [(role, kind) for role in ROLES for kind in KINDS]
+    kinds.remove(("supervisor", "kill"))  # all start anew after it, and that takes long; the soak has it
+    chance.shuffle(kinds)
+    faults = faults_of(kinds, STEPS, chance, longest=1.5)
+    run = SmallRun(tmp_path, small_model, steps=STEPS, seed=1)
     try:
-        inflicted = inflict(faults, psutil.Process(running.pid), RunDir(run), PATIENCE)
-        running.wait(PATIENCE)
+        inflicted = inflict(faults, run, PATIENCE)
+        code = run.process.wait(PATIENCE)
     except (TimeoutError, subprocess.TimeoutExpired) as late:
-        pytest.fail(f"{late}; {faults}\n{output.read_text()[-3000:]}")
+        pytest.fail(f"{late}; {faults}\n{run.said()}")
     finally:
-        running.kill()
-        running.wait()
-        shutil.rmtree(weights_directory(read_config(config), RunDir(run), 1), ignore_errors=True)
-    assert running.returncode == 0, output.read_text()[-3000:]
-    found = outcome(run, STEPS, inflicted)
+        run.end()
+    assert code == 0, run.said()
+    found = outcome(run, inflicted)
     assert found.wrong == [], f"{faults}: {found.wrong}"
-    assert inflicted == Counter({f"{role} kill": 2, f"{role} stop": 2})
+    assert inflicted == {f"{role} {kind}": 1 for role, kind in kinds}
     assert found.trajectories >= STEPS * 3 * 4

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import random
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ from slipstream.config import RunDir
 from slipstream.errors import UserError
 from slipstream.queue import accounts, delivered_leases, encode, is_heldout, read_trajectories
 from slipstream.queue import events as ev
-from slipstream.queue.journal import Journal, read_events
+from slipstream.queue.journal import HEADER_BYTES, Journal, read_events
 from slipstream.queue.ledger import Ledger
 from slipstream.queue.messages import Fate
 from slipstream.queue.row import Row
@@ -52,12 +53,18 @@ def test_a_journal_gives_its_events_back(tmp_path: Path) -> None:
     assert [batch.column("lease")[0].as_py() for batch in read_trajectories(tmp_path, {leases[3]})] == [leases[3]]
 
 
+def cuts(ends: list[int], size: int) -> list[int]:
+    """Where a file of `size` bytes is torn: at each of its records' ends, a byte to either side, and some by chance."""
+    near = {cut for end in [0, HEADER_BYTES, *ends, size] for cut in (end - 1, end, end + 1)}
+    return sorted(cut for cut in near | {*random.Random(0).sample(range(size), 20)} if 0 <= cut <= size)
+
+
 def test_a_log_torn_at_any_byte_opens_with_its_whole_events(tmp_path: Path) -> None:
     events = record(tmp_path).events
     log, segment = tmp_path / "ledger.log", tmp_path / "trajectories-00000.arrow"
     whole_log, whole_segment = log.read_bytes(), segment.read_bytes()
     ends = [end for end, _ in read_events(tmp_path)]
-    for size in range(len(whole_log) + 1):
+    for size in cuts(ends, len(whole_log)):
         log.write_bytes(whole_log[:size])
         segment.write_bytes(whole_segment)
         found, _ = opened(tmp_path)
@@ -72,13 +79,13 @@ def test_a_segment_torn_at_any_byte_takes_the_log_back_with_it(tmp_path: Path) -
     log, segment = tmp_path / "ledger.log", tmp_path / "trajectories-00000.arrow"
     whole_log, whole_segment = log.read_bytes(), segment.read_bytes()
     places = [event.place for event in events if isinstance(event, ev.TrajectoryDelivered)]
-    for size in range(0, len(whole_segment), 7):
+    for size in cuts([place.offset + place.length for place in places], len(whole_segment)):
         log.write_bytes(whole_log)
         segment.write_bytes(whole_segment[:size])
         found, torn = opened(tmp_path)
         whole = sum(place.offset + place.length <= size for place in places)
         assert sum(isinstance(event, ev.TrajectoryDelivered) for event in found) == whole
-        assert torn > 0
+        assert (torn > 0) == (size < len(whole_segment))
         assert len(list(read_trajectories(tmp_path))) == whole
 
 
