@@ -54,6 +54,10 @@ class TasksSection(Section, frozen=True):
         str, Meta(description="Held-out tasks in the same form, solved before and after training; '' for none.")
     ] = ""
     heldout_limit: Annotated[int, Meta(ge=1, description="At most this many held-out tasks; fewer end sooner.")] = 200
+    sampler: Annotated[
+        Literal["shuffle", "pools"],
+        Meta(description="Which task is next: shuffle, or pools: those always or never solved come a fifth as often."),
+    ] = "shuffle"
     bad_rows: Annotated[
         Literal["stop", "skip"],
         Meta(description="A row that is no task stops the run before it starts, or is skipped, counted and logged."),
@@ -138,10 +142,10 @@ class QueueSection(Section, frozen=True):
         int, Meta(ge=0, description="Trajectories held before no new group is opened; 0 is 25% of the memory there is.")
     ] = 0
     selection: Annotated[
-        Literal["fifo", "window", "oldest"],
+        Literal["fifo", "window", "oldest", "fair"],
         Meta(
-            description="Next groups: first complete; window if quick tasks crowd out slow ones; oldest when much is "
-            "masked_stale."
+            description="Next groups: first complete; window if quick tasks crowd out slow ones; oldest if much is "
+            "masked_stale; fair: datasets in turn."
         ),
     ] = "fifo"
     fsync: Annotated[

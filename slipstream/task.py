@@ -28,6 +28,7 @@ class Task(msgspec.Struct, kw_only=True, omit_defaults=True):
     prompt: str | list[dict[str, str]]
     answer: str = ""
     extra: dict[str, Any] = {}
+    source: str = ""  # the dataset that it comes from, where there are several
 
     def messages(self) -> list[dict[str, Any]]:
         if isinstance(self.prompt, str):
@@ -44,7 +45,8 @@ def load_tasks(
     tasks: list[Task] = []
     seen: dict[str, str] = {}
     bad: list[str] = []
-    for part in parts(spec, key):
+    datasets = parts(spec, key)
+    for part in datasets:
         rows = itertools.islice(read_rows(part.path, key, seed), limit)
         found: list[Task] = []
         for where, row in rows:
@@ -56,6 +58,8 @@ def load_tasks(
                 bad.append(f"{where} {error}")
                 continue
             seen[task.id] = where
+            if len(datasets) > 1:
+                task.source = part.path
             found.append(task)
         tasks += weighed(found, part.weight, random.Random(f"{seed}/{part.path}"))
     if bad:

@@ -50,6 +50,7 @@ class GroupOpened(Event, frozen=True):
     group: int
     task: str
     size: int
+    rated: bool = False  # how it comes out is kept, for a sampler that wants to know
 
 
 class EvaluationOpened(Event, frozen=True):

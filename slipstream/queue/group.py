@@ -12,6 +12,8 @@ from slipstream.queue import events as ev
 from slipstream.queue.messages import Fate
 from slipstream.trajectory import Outcome, VersionRun
 
+NEWEST = 0.5  # what the newest group counts for in a task's rate
+
 
 class Phase(StrEnum):
     OPEN = "open"  # members are being made
@@ -59,6 +61,9 @@ class Group(msgspec.Struct):
     phase: Phase = Phase.OPEN
     taken: int = 0  # its turn among all that were taken
     version: int = 0  # of the step that consumed it
+    rated: bool = False  # its rewards go into its task's record
+    scored: int = 0  # of its members
+    reward: float = 0.0  # of those, in all; each counts as 0 to 1
 
     def deliveries(self) -> Iterator[Delivery]:
         return (member.delivery for member in self.members if member.delivery)
@@ -66,6 +71,18 @@ class Group(msgspec.Struct):
     def oldest_version(self) -> int:
         """Of its sampled tokens."""
         return min((run.version for delivery in self.deliveries() for run in delivery.versions), default=0)
+
+
+class TaskRecord(msgspec.Struct):
+    """How a task's groups came out."""
+
+    opened: int = -1  # the last of them
+    rated: int = 0  # groups that had a reward
+    rate: float = 0.0  # mean reward (each 0 to 1) of a group; older groups count less
+
+    def rate_group(self, mean: float) -> None:
+        self.rate = mean if not self.rated else self.rate + NEWEST * (mean - self.rate)
+        self.rated += 1
 
 
 class HeldoutTally(msgspec.Struct):

@@ -14,8 +14,8 @@ from typing import Literal
 from slipstream.config import Config
 from slipstream.observe.clock import ClockReading
 from slipstream.queue import events as ev
+from slipstream.queue.capacity import Capacity
 from slipstream.queue.group import Group, Phase, Slot
-from slipstream.queue.memory import budget
 from slipstream.queue.messages import (
     Fate,
     Granted,
@@ -29,6 +29,7 @@ from slipstream.queue.messages import (
     Welcome,
 )
 from slipstream.queue.row import Row
+from slipstream.queue.sampler import sampler
 from slipstream.queue.selection import selection
 from slipstream.queue.settling import refusal
 from slipstream.queue.state import LedgerState
@@ -49,9 +50,11 @@ class Ledger:
         self.events: list[ev.AnyEvent] = []  # not yet in the journal; the owner of the ledger empties it
         self._config, self._order = config, order
         self._gate = Gate(config.learner.batch, config.staleness.depth, config.staleness.cutoff)
-        self._select = selection(config.queue.selection, self._gate.limit(version=0)).select
-        self._memory = budget(config.queue.memory_mb)
-        self._full = False
+        self._sampler = sampler(config.tasks.sampler, order, config.run.seed)
+        for task, record in self.state.tasks.items():
+            self._sampler.saw(task, record)
+        self._capacity = Capacity(config, self._gate, self._sampler, self.state)
+        self._select = selection(config.queue.selection, self._gate.limit(version=0), order).select
         self._granted_at: dict[int, float] = {}
         self._began: dict[int, float] = {}  # open groups: when their first lease was granted
         self._seen: dict[str, float] = {}
@@ -68,8 +71,23 @@ class Ledger:
             self._began[running.slot.group] = now
 
     def _do(self, event: ev.AnyEvent) -> None:
+        task = self._task_of(event) if self._sampler.rates else None
         self.state.apply(event)
         self.events.append(event)
+        if task in self.state.tasks:
+            self._sampler.saw(task, self.state.tasks[task])
+
+    def _task_of(self, event: ev.AnyEvent) -> str | None:
+        """Whose record it may change."""
+        match event:
+            case ev.GroupOpened():
+                return event.task
+            case ev.GroupClosed():
+                return self.state.groups[event.group].task
+            case ev.TrajectoryDelivered():
+                return self.state.groups[self.state.running[event.lease].slot.group].task
+            case _:
+                return None
 
     # -- processes -----------------------------------------------------------------------------------------------------
 
@@ -120,7 +138,7 @@ class Ledger:
             del self._seen[name]
             self._beats.pop(name, None)
         self._close_overdue(now)
-        self._say_when_full()
+        self._capacity.say_when_full()
         if now - self._learner_seen > SILENCE_SECONDS:
             self._learner = None
 
@@ -177,11 +195,12 @@ class Ledger:
             return state.heldout_slots[:room]
         while True:
             slots = list(islice(chain(state.heldout_slots, state.retried_slots, state.new_slots), max(0, room)))
-            if len(slots) >= room or self._closed():
+            if len(slots) >= room or self._capacity.closed():
                 return slots
-            task = self._order.train(state.next_group)
+            task = self._sampler.next(state.next_group)
             assert task is not None  # or it were closed
-            self._do(ev.GroupOpened(state.next_group, task.id, self._config.rollout.group))
+            size, rated = self._config.rollout.group, self._sampler.rates
+            self._do(ev.GroupOpened(state.next_group, task.id, size, rated))
 
     def _grant(self, slot: Slot, index: int) -> ev.Grant:
         member = self.state.groups[slot.group].members[slot.member]
@@ -194,7 +213,7 @@ class Ledger:
             group=grant.group,
             member=grant.member,
             attempt=grant.attempt,
-            task=self._order.of(grant.group),
+            task=self._order.named(grant.group, self.state.groups[grant.group].task),
             seed=sample_seed(self._config.run.seed, grant.group, grant.member, grant.attempt),
             min_version=heldout_version(grant.group) if heldout else self._gate.min_version(self.state.version),
             deadline_s=self._config.queue.lease_seconds,
@@ -210,35 +229,7 @@ class Ledger:
             return ""
         if state.draining:
             return "draining: leases that run may finish, no new ones"
-        return "" if state.retried_slots or state.new_slots else self._closed()
-
-    def _closed(self) -> str:
-        """Why no group is opened, naming the knob."""
-        state, config = self.state, self._config
-        counts = f"{state.accepted} groups accepted, {state.opened} running, version {state.version}"
-        if state.accepted + state.opened >= config.run.steps * config.learner.batch:
-            return f"run.steps = {config.run.steps} need no more: {counts}"
-        if self._order.train(state.next_group) is None:
-            return f"the tasks are out: {counts}"
-        if self._gate.capacity(state.version, state.accepted, state.opened) < 1:
-            return f"depth {config.staleness.depth} is full: {counts}; raise staleness.depth or speed up the learner"
-        if self._memory_is_full():
-            return (
-                f"memory is full: {state.bytes_held >> 20} MB of {self._memory >> 20} wait for the learner; raise "
-                "queue.memory_mb or speed up the learner"
-            )
-        return ""
-
-    def _memory_is_full(self) -> bool:
-        return self.state.bytes_held >= self._memory
-
-    def _say_when_full(self) -> None:
-        full = self._memory_is_full()
-        if full and not self._full:
-            log.warning("opens no group: %s", self._closed())
-        elif self._full and not full:
-            log.info("there is memory again: %d MB of %d are held", self.state.bytes_held >> 20, self._memory >> 20)
-        self._full = full
+        return "" if state.retried_slots or state.new_slots else self._capacity.closed()
 
     def give_back(self, owner: str, leases: Iterable[int], reason: str) -> None:
         for lease in set(leases) & set(self._leases_of(owner)):
@@ -329,7 +320,7 @@ class Ledger:
             return state.done
         if state.draining:
             return not any(not is_heldout(running.slot.group) for running in state.running.values())
-        return state.opened == 0 and self._order.train(state.next_group) is None
+        return state.opened == 0 and self._capacity.tasks_are_out()
 
     def waiting_for(self) -> str:
         """What a Take without groups waits for."""
@@ -386,7 +377,7 @@ class Ledger:
             leases=self.state.lease_counts(),
             groups_ready=len(self.state.ready),
             bytes_held=self.state.bytes_held,
-            bytes_most=self._memory,
+            bytes_most=self._capacity.memory,
             rollouters=list(self._beats.values()),
             heldout=self.state.heldout_results(),
             why=self.why(),

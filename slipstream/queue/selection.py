@@ -6,9 +6,12 @@ handed out again after a learner's crash are not its business; they go first, in
 
 import heapq
 import math
+from collections import deque
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 from slipstream.queue.state import LedgerState
+from slipstream.queue.tasks import TaskOrder
 
 WINDOW = 0.3  # of the groups that may be ahead: how far a quick one may overtake the oldest
 
@@ -55,6 +58,45 @@ class Oldest:
         return heapq.nsmallest(room, ready, key=lambda group: state.groups[group].oldest_version())
 
 
-def selection(name: Literal["fifo", "window", "oldest"], ahead: int) -> Selection:
+class Fair:
+    """The datasets of `tasks.train` in turn, each in the share that it has of the tasks, so that one whose tasks are
+    quick, or that has many groups waiting, takes nothing from the others. One that has no group ready is passed over.
+
+    Deficit round-robin (Shreedhar and Varghese, 1996), a group being a packet of size 1. Deficits are below one group
+    each, and are begun anew by a queue that is started again.
+    """
+
+    def __init__(self, shares: dict[str, float], source: Callable[[str], str]) -> None:
+        """`source`: of a task's id."""
+        self._quantum = {name: share / max(shares.values()) for name, share in shares.items()}
+        self._source = source
+        self._ring = deque(shares)
+        self._deficit = dict.fromkeys(shares, 0.0)
+        self._arrived = True  # at the first of the ring, which has its quantum yet to come
+
+    def select(self, state: LedgerState, ready: list[int], room: int) -> list[int]:
+        waiting: dict[str, deque[int]] = {name: deque() for name in self._ring}
+        for group in ready:
+            waiting[self._source(state.groups[group].task)].append(group)
+        chosen: list[int] = []
+        while len(chosen) < min(room, len(ready)):
+            name = self._ring[0]
+            if self._arrived and waiting[name]:
+                self._deficit[name] += self._quantum[name]
+            self._arrived = False
+            if waiting[name] and self._deficit[name] > 1 - 1e-9:
+                self._deficit[name] -= 1
+                chosen.append(waiting[name].popleft())
+            else:
+                if not waiting[name]:
+                    self._deficit[name] = 0.0
+                self._ring.rotate(-1)
+                self._arrived = True
+        return chosen
+
+
+def selection(name: Literal["fifo", "window", "oldest", "fair"], ahead: int, order: TaskOrder) -> Selection:
     """`ahead`: how many groups the gate lets in before the learner has made a step."""
+    if name == "fair":
+        return Fair(order.shares(), order.source)
     return {"fifo": Fifo(), "window": Window(ahead), "oldest": Oldest()}[name]

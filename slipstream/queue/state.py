@@ -4,13 +4,14 @@ Invariant: the state is a function of the events alone: no config, no clock, no 
 its grant until the one event that ends it; a delivered trajectory's sampled tokens are in exactly one account.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import assert_never
 
 import msgspec
 
 from slipstream.queue import events as ev
-from slipstream.queue.group import Delivery, Group, HeldoutTally, Member, Phase, Running, Slot, held
+from slipstream.queue.group import Delivery, Group, HeldoutTally, Member, Phase, Running, Slot, TaskRecord, held
 from slipstream.queue.messages import Accounts, Fate, HeldoutResult, LeaseCounts, Weights
 from slipstream.queue.tasks import heldout_version, is_heldout
 
@@ -48,6 +49,7 @@ class LedgerState(msgspec.Struct):
     trajectories: Accounts = msgspec.field(default_factory=Accounts)
     leases: LeaseCounts = msgspec.field(default_factory=LeaseCounts)  # held-out ones too
     heldout: dict[int, HeldoutTally] = {}  # by version
+    tasks: dict[str, TaskRecord] = {}  # of groups that are rated
 
     def apply(self, event: ev.AnyEvent) -> None:
         match event:
@@ -118,7 +120,10 @@ class LedgerState(msgspec.Struct):
     # -- leases --------------------------------------------------------------------------------------------------------
 
     def _open(self, event: ev.GroupOpened) -> None:
-        self.groups[event.group] = Group(event.group, event.task, [Member() for _ in range(event.size)])
+        members = [Member() for _ in range(event.size)]
+        self.groups[event.group] = Group(event.group, event.task, members, rated=event.rated)
+        if event.rated:
+            self.tasks.setdefault(event.task, TaskRecord()).opened = event.group
         self.new_slots.extend(Slot(event.group, member) for member in range(event.size))
         self.next_group = event.group + 1
         self.opened += 1
@@ -181,6 +186,9 @@ class LedgerState(msgspec.Struct):
             self.delivered[event.lease] = slot
             self._fly(member.delivery, 1)
             self.bytes_held += event.place.length
+            if event.reward is not None and math.isfinite(event.reward):
+                group.scored += 1
+                group.reward += min(1.0, max(0.0, event.reward))
             self._complete(group)
         else:
             self._score(self.heldout[heldout_version(slot.group)], event)
@@ -214,6 +222,8 @@ class LedgerState(msgspec.Struct):
         if not all(member.delivery or member.closed for member in group.members):
             return
         self.opened -= 1
+        if group.rated and group.scored:
+            self.tasks[group.task].rate_group(group.reward / group.scored)
         if any(delivery.verdict == "train" for delivery in group.deliveries()):
             group.phase = Phase.READY
             self.ready.append(group.group)

@@ -22,7 +22,8 @@ class Scenario(msgspec.Struct, kw_only=True, frozen=True):
     depth: Annotated[float, Meta(ge=0, description="batches that generation may run ahead")] = 2.0
     cutoff: Annotated[int, Meta(ge=0, description="no token older than this many versions is trained on")] = 8
     selection: Annotated[
-        Literal["fifo", "window", "oldest"], Meta(description="which ready groups the learner gets: queue.selection")
+        Literal["fifo", "window", "oldest", "fair"],
+        Meta(description="which ready groups the learner gets: queue.selection"),
     ] = "oldest"
     group: Annotated[int, Meta(ge=1, description="trajectories of a group")] = 8
     batches: Annotated[int, Meta(ge=1, description="optimizer steps to simulate; the first tenth is not counted")] = 500

@@ -1,13 +1,17 @@
 """Which groups come next, and what becomes of a group whose time is over."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from queue_made import make_beat, make_config, make_row, make_tasks
 
 from slipstream.queue import events as ev
+from slipstream.queue.group import Group
 from slipstream.queue.ledger import Ledger
 from slipstream.queue.memory import budget, there_is
 from slipstream.queue.messages import Fate, Lease, Ok
-from slipstream.queue.state import CLOSED
+from slipstream.queue.selection import Fair
+from slipstream.queue.state import CLOSED, LedgerState
 from slipstream.queue.tasks import TaskOrder
 from slipstream.trajectory import Outcome
 
@@ -67,7 +71,7 @@ def test_the_window_waits_for_nothing_once_the_run_drains() -> None:
     assert taken(ledger, 9, []) == [5]
 
 
-@pytest.mark.parametrize("selection", ["fifo", "window", "oldest"])
+@pytest.mark.parametrize("selection", ["fifo", "window", "oldest", "fair"])
 def test_what_is_handed_out_again_keeps_its_order(selection: str) -> None:
     ledger = make_ledger(queue={"selection": selection}, staleness={"depth": 2, "cutoff": 9})
     groups = opened(ledger, 3)
@@ -77,6 +81,62 @@ def test_what_is_handed_out_again_keeps_its_order(selection: str) -> None:
     finish(ledger, groups[2], 0)
     assert taken(ledger, 1, []) == first[:1]
     assert taken(ledger, 9, first[:1]) == [first[1], 2]
+
+
+# -- several datasets ------------------------------------------------------------------------------------------------
+
+SHARES = st.dictionaries(st.sampled_from("abc"), st.integers(1, 5), min_size=1)
+
+
+def fair(shares: dict[str, int]) -> Fair:
+    return Fair({name: share / sum(shares.values()) for name, share in shares.items()}, lambda task: task)
+
+
+def of(tasks: list[str]) -> LedgerState:
+    return LedgerState(groups={number: Group(number, task, []) for number, task in enumerate(tasks)})
+
+
+@given(SHARES, st.data())
+@settings(max_examples=60, deadline=None)
+def test_fair_turns_lose_nothing_and_keep_each_datasets_order(shares: dict[str, int], data: st.DataObject) -> None:
+    """Whatever is ready, and in whatever portions it is taken."""
+    tasks = data.draw(st.lists(st.sampled_from(sorted(shares)), max_size=30))
+    state, policy, at_once = of(tasks), fair(shares), fair(shares)
+    ready, chosen = list(range(len(tasks))), list[int]()
+    while ready:
+        room = data.draw(st.integers(1, 7))
+        some = policy.select(state, ready, room)
+        assert len(some) == min(room, len(ready))
+        chosen += some
+        ready = [group for group in ready if group not in some]
+    for name in shares:
+        mine = [group for group in chosen if tasks[group] == name]
+        assert mine == [group for group, task in enumerate(tasks) if task == name]
+    assert chosen == at_once.select(state, list(range(len(tasks))), len(tasks))
+
+
+@given(SHARES, st.integers(1, 60))
+@settings(max_examples=60, deadline=None)
+def test_datasets_with_groups_ready_have_their_shares(shares: dict[str, int], room: int) -> None:
+    """To two groups each, however many of the others wait."""
+    names = sorted(shares)
+    tasks = [names[0]] * 500 + [name for name in names for _ in range(60)]
+    chosen = fair(shares).select(of(tasks), list(range(len(tasks))), room)
+    for name, share in shares.items():
+        had = sum(tasks[group] == name for group in chosen)
+        assert abs(had - room * share / sum(shares.values())) <= 2
+
+
+def test_a_fair_ledger_knows_where_its_tasks_come_from() -> None:
+    tasks = make_tasks(12)
+    for task in tasks[:3]:
+        task.source = "slow"
+    ledger = Ledger(make_config(queue={"selection": "fair"}, staleness={"depth": 9}), TaskOrder(tasks, seed=1))
+    leases = ledger.ask("a", 24, 1, 0.0).leases
+    finish(ledger, sorted(leases, key=lambda lease: (lease.task.source, lease.group)))  # the slow ones last
+    groups = {lease.group: lease.task.source for lease in leases}
+    assert [groups[group] for group in taken(ledger, 8, [])].count("slow") == 2
+    assert len(taken(ledger, 99, [])) == 12  # the 8 are not held, and come again
 
 
 # -- groups whose time is over ---------------------------------------------------------------------------------------
