@@ -158,7 +158,7 @@ def _agreement(config: Config, trajectories: "list[Trajectory]") -> Finding:
     policy = Policy(config.model.path, chunk_tokens=config.learner.chunk_tokens, temperature=config.rollout.temperature)
     batch = packed(decode(encode(sampled)))
     with torch.no_grad():
-        ours = policy.logprobs(batch.token_ids, batch.sampled, batch.cu_seqlens).logp
+        ours = policy.logprobs(batch.token_ids, batch.sampled, batch.branches).logp
     apart = (ours - batch.logprobs.to(ours))[batch.sampled].abs()
     says = f"log-probs of {len(apart):,} tokens are {apart.mean():.1e} apart (largest {apart.max():.1e})"
     if float(apart.mean()) < AGREE:

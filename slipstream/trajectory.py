@@ -1,6 +1,8 @@
 """The record of one attempt at a task: one append-only token stream with masks, log-probabilities and versions.
 
-Invariant: every per-token field has the same length, and `version_runs` covers the stream exactly.
+Invariant: every per-token field has the same length, and `version_runs` covers the stream exactly. Where an attempt
+has several conversations (branches), their streams stand one behind the other, each from its own first token on: a
+span of kind `branch` begins every one but the first, and what it repeats of others is not sampled in it.
 It lives beside the rooms and not in one, because the agent loop writes it, the queue carries it and the learner's
 user reads it, and those rooms do not import each other.
 """
@@ -32,6 +34,7 @@ class SpanKind(StrEnum):
     SAMPLED = "sampled"  # tokens the policy sampled, its end of turn included
     TOOL = "tool"  # tool results and the template around them
     GLUE = "glue"  # template tokens that close or open a turn
+    BRANCH = "branch"  # what a further branch begins with; attention sees nothing of the stream before it
 
 
 class VersionRun(msgspec.Struct, array_like=True, frozen=True):

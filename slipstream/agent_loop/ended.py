@@ -1,4 +1,4 @@
-"""How a trajectory is ended from anywhere in it."""
+"""How a trajectory, or a branch of one, is ended from anywhere in it."""
 
 from slipstream.trajectory import Outcome
 
@@ -9,3 +9,10 @@ class Ended(Exception):
     def __init__(self, outcome: Outcome, why: str = "") -> None:
         super().__init__(why)
         self.outcome, self.why = outcome, why
+
+
+class ContextFull(Ended):
+    """The engine's length leaves this conversation no room. Who catches it may go on in another branch."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(Outcome.TRUNCATED_TOKENS, why)

@@ -1,30 +1,30 @@
 """The agent loop: one task in, one trajectory out, whatever happens in between.
 
 Invariant: `run` returns a Trajectory whose stream holds every token that was sampled, with the outcome that ended it;
-only cancellation escapes. The prompt of turn k+1 is exactly the stream after turn k plus newly rendered tokens.
+only cancellation escapes. In each branch the prompt of turn k+1 is exactly the stream after turn k plus newly rendered
+tokens.
 """
 
 import asyncio
-import hashlib
 import math
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from slipstream.agent_loop.calls import ToolCall
-from slipstream.agent_loop.chat import Conversation
-from slipstream.agent_loop.ended import Ended
+from slipstream.agent_loop.chat import lead
+from slipstream.agent_loop.ended import ContextFull, Ended
 from slipstream.agent_loop.environment import Environment
+from slipstream.agent_loop.episode import Branch, Episode
 from slipstream.agent_loop.renderer import Renderer
 from slipstream.agent_loop.sampler import EngineFailed, Finish, Sample, Sampler, SampleRequest
-from slipstream.agent_loop.stream import TokenStream
 from slipstream.agent_loop.text import Messages
 from slipstream.config import RolloutSection
 from slipstream.rewards import Evidence, RewardFailed, score
 from slipstream.task import Task
-from slipstream.tools import Executor, Session, ToolError, ToolResult
+from slipstream.tools import Executor, Tool, ToolError, ToolResult
 from slipstream.tooluse import ToolUse
 from slipstream.trajectory import Outcome, SpanKind, Trajectory, TrajectoryDetail
 from slipstream.usercall import UserCalls
@@ -33,34 +33,6 @@ SCORED = frozenset({Outcome.FINISHED, Outcome.TRUNCATED_TOKENS, Outcome.TRUNCATE
 # The engine and the tools keep to the deadline themselves; past it by this much, the trajectory is ended from outside.
 GRACE_SECONDS = 10.0
 LEAST_REWARD_SECONDS = 10.0  # for the rewards of a trajectory that ended close to its deadline
-
-
-class Episode:
-    """The state of one attempt while it runs."""
-
-    def __init__(self, lease: int, task: Task, seed: int, seconds: float) -> None:
-        self.lease, self.task, self.seed = lease, task, seed
-        self.began = time.monotonic()
-        self.deadline = self.began + seconds
-        self.stream = TokenStream()
-        self.messages: Messages = []
-        self.tools: Session  # open while the agent runs
-        self.answer = ""
-        self.turn = 0
-        self.tool_calls = 0
-        self.tool_errors = 0
-        self.t_first_token = 0.0
-        self.s_generate = 0.0
-        self.s_tool = 0.0
-
-    def seconds_left(self) -> float:
-        return self.deadline - time.monotonic()
-
-
-def turn_seed(seed: int, turn: int) -> int:
-    """No two turns of any two seeds share one, but for the odds of 63 bits."""
-    digest = hashlib.blake2b(f"{seed}/{turn}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
 
 
 class AgentLoop:
@@ -87,7 +59,7 @@ class AgentLoop:
     def tokens_in_flight(self, lease: int) -> int:
         """Tokens that a running trajectory sampled so far, in turns that ended."""
         episode = self._running.get(lease)
-        return episode.stream.sampled_count if episode else 0
+        return episode.sampled_count if episode else 0
 
     def tool_use(self) -> list[ToolUse]:
         """Of each tool that was called so far."""
@@ -137,7 +109,7 @@ class AgentLoop:
         return ""
 
     def _trajectory(self, episode: Episode, group: int, attempt: int, t_leased: float, outcome: Outcome) -> Trajectory:
-        stream = episode.stream
+        stream = episode.stream()
         return Trajectory(
             lease=episode.lease,
             group=group,
@@ -163,38 +135,49 @@ class AgentLoop:
     async def turns(self, episode: Episode) -> Outcome:
         """Sample, run the tools that were called, go on until no tool is called or a budget is out; or what the
         environment's own agent does."""
-        self.begin(episode)
+        branch = self.begin(episode)
         if self.environment.agent is not None:
-            return await Conversation(self, episode).hold(self.environment.agent)
+            return await lead(self, branch, self.environment.agent)
         while True:
-            finish, calls = await self.say(episode)
+            finish, calls = await self.say(branch)
             if finish is Finish.LENGTH:
                 return Outcome.TRUNCATED_TOKENS  # what was cut is not run
             if not calls:
                 return Outcome.FINISHED
             if episode.turn >= self.limits.max_turns:
                 return Outcome.TRUNCATED_TURNS
-            if self.room(episode) <= 0:
+            if self.room(branch) <= 0:
                 return Outcome.TRUNCATED_TOKENS
-            await self.answer_calls(episode, calls)
+            await self.answer_calls(branch, calls)
 
-    def begin(self, episode: Episode) -> None:
-        """The prompt. Ends the trajectory as invalid when the engine has no room for it."""
-        episode.messages = self.environment.first_messages(episode.task)
-        prompt = self.renderer.start(episode.messages, self.environment.tools)
+    def begin(self, episode: Episode) -> Branch:
+        """The task's own conversation. Ends the trajectory as invalid when the engine has no room for its prompt."""
+        try:
+            return self.branch(episode, self.environment.first_messages(episode.task), self.environment.tools)
+        except ContextFull as full:
+            raise Ended(Outcome.INVALID, full.why) from full
+
+    def branch(self, episode: Episode, messages: Messages, tools: Sequence[Tool]) -> Branch:
+        """A conversation that begins with these messages. Raises ContextFull."""
+        branch = Branch(episode, tools, [])
+        branch.add(messages)
+        prompt = self.renderer.start(messages, tools)
         most = self.sampler.max_model_len
         if len(prompt) >= most:
-            why = f"the prompt has {len(prompt)} tokens, and {most} is all the engine takes (engine.max_model_len)"
-            raise Ended(Outcome.INVALID, why)
-        episode.stream.append_text(prompt, SpanKind.PROMPT, 0)
+            raise ContextFull(
+                f"the prompt has {len(prompt)} tokens, and {most} is all the engine takes (engine.max_model_len)"
+            )
+        branch.stream.append_text(prompt, SpanKind.PROMPT, episode.turn)
+        return branch
 
-    async def say(self, episode: Episode) -> tuple[Finish, list[ToolCall]]:
-        """One turn of the model: its tokens to the stream, what it said to the messages."""
-        sample = await self._sample(episode)
-        episode.stream.append_sample(sample, episode.turn)
+    async def say(self, branch: Branch, most: int | None = None) -> tuple[Finish, list[ToolCall]]:
+        """One turn of the model, of at most so many tokens: its tokens to the stream, what it said to the messages."""
+        episode = branch.episode
+        sample = await self._sample(branch, most)
+        branch.stream.append_sample(sample, episode.turn)
         episode.s_generate += sample.seconds
         episode.t_first_token = episode.t_first_token or sample.t_first_token
-        parsed = self.renderer.parse(sample.token_ids, self.environment.tools)
+        parsed = self.renderer.parse(sample.token_ids, branch.tools)
         episode.answer = parsed.content
         episode.turn += 1
         said: dict[str, object] = {"role": "assistant", "content": parsed.content}
@@ -203,23 +186,28 @@ class AgentLoop:
                 {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
                 for call in parsed.tool_calls
             ]
-        episode.messages.append(said)
+        branch.add([said])
         if sample.finish is Finish.ABORTED:
             if episode.seconds_left() < 0.05:  # timers are that exact
-                raise Ended(Outcome.TIMEOUT, f"did not end within {self.limits.max_seconds:g} s (rollout.max_seconds)")
+                raise self._late()
             raise Ended(Outcome.CANCELLED, "the engine aborted the request")
         return sample.finish, parsed.tool_calls
 
-    async def _sample(self, episode: Episode) -> Sample:
+    def _late(self) -> Ended:
+        return Ended(Outcome.TIMEOUT, f"did not end within {self.limits.max_seconds:g} s (rollout.max_seconds)")
+
+    async def _sample(self, branch: Branch, most: int | None) -> Sample:
+        episode = branch.episode
         seconds = episode.seconds_left()
         if seconds <= 0:
-            raise Ended(Outcome.TIMEOUT, f"did not end within {self.limits.max_seconds:g} s (rollout.max_seconds)")
+            raise self._late()
+        room = self.room(branch)
         request = SampleRequest(
-            prompt=episode.stream.token_ids[:],
-            max_tokens=self.room(episode),
+            prompt=branch.stream.token_ids[:],
+            max_tokens=room if most is None else min(room, most),
             stop_token_ids=self.renderer.stop_token_ids,
             temperature=self.limits.temperature,
-            seed=turn_seed(episode.seed, episode.turn),
+            seed=episode.next_seed(),
             seconds=seconds,
         )
         try:
@@ -240,16 +228,20 @@ class AgentLoop:
             raise Ended(Outcome.ENGINE_FAILED, "a sampled token's log-prob is not finite")
         return sample
 
-    def room(self, episode: Episode) -> int:
+    def budget(self, episode: Episode) -> int:
+        """Tokens that the trajectory may still sample, in all its branches."""
+        return self.limits.max_tokens - episode.sampled_count
+
+    def room(self, branch: Branch) -> int:
         """Tokens the next turn may sample: what is left of the trajectory's budget and of the engine's length."""
-        budget = self.limits.max_tokens - episode.stream.sampled_count
-        return min(budget, self.sampler.max_model_len - len(episode.stream))
+        return min(self.budget(branch.episode), self.sampler.max_model_len - len(branch.stream))
 
     # -- tools ---------------------------------------------------------------------------------------------------------
 
-    async def answer_calls(self, episode: Episode, calls: list[ToolCall]) -> None:
-        """Run a turn's calls side by side and append their results, in order, as one rendering."""
-        results = await self._run_all(episode, calls)
+    async def answer_calls(self, branch: Branch, calls: list[ToolCall]) -> None:
+        """Run a turn's calls side by side and append their results, in order, as one rendering. Raises ContextFull."""
+        episode = branch.episode
+        results = await self._run_all(branch, calls)
         episode.tool_calls += len(calls)
         episode.tool_errors += sum(result.error is not None for result in results)
         answers: Messages = []
@@ -260,28 +252,27 @@ class AgentLoop:
                 "content": self.renderer.cut(result.text, self.limits.tool_tokens),
             }
             answers.append({**answer, "tool_call_id": call.id} if call.id else answer)
-        episode.messages.extend(answers)
-        ids = self.renderer.extend(episode.stream.token_ids, answers, self.environment.tools)
-        self._append(episode, ids, SpanKind.TOOL)
+        self.append(branch, answers, SpanKind.TOOL)
 
-    def tell(self, episode: Episode, text: str) -> None:
-        """Append a user's message after a sampled turn."""
-        message = {"role": "user", "content": text}
-        episode.messages.append(message)
-        ids = self.renderer.extend(episode.stream.token_ids, [message], self.environment.tools)
-        self._append(episode, ids, SpanKind.PROMPT)
+    def append(self, branch: Branch, messages: Messages, kind: SpanKind) -> None:
+        """Messages of a user or of tools after a sampled turn. Raises ContextFull."""
+        branch.add(messages)
+        ids = self.renderer.extend(branch.stream.token_ids, messages, branch.tools)
+        most = self.sampler.max_model_len
+        if len(branch.stream) + len(ids) >= most:  # with no room to react to them, they stay out of the stream
+            raise ContextFull(
+                f"{len(branch.stream)} tokens and {len(ids)} new ones; {most} is all the engine takes "
+                "(engine.max_model_len)"
+            )
+        branch.stream.append_text(ids, kind, branch.episode.turn)
 
-    def _append(self, episode: Episode, ids: list[int], kind: SpanKind) -> None:
-        if len(episode.stream) + len(ids) >= self.sampler.max_model_len:
-            raise Ended(Outcome.TRUNCATED_TOKENS)  # with no room to react to them, they stay out of the stream
-        episode.stream.append_text(ids, kind, episode.turn)
-
-    async def _run_all(self, episode: Episode, calls: list[ToolCall]) -> list[ToolResult]:
+    async def _run_all(self, branch: Branch, calls: list[ToolCall]) -> list[ToolResult]:
+        episode = branch.episode
         began = time.monotonic()
         self._on_tools(episode.lease, True)
         try:
             async with asyncio.timeout(max(0.0, episode.seconds_left())), asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._run_one(episode, call)) for call in calls]
+                tasks = [group.create_task(self._run_one(branch, call)) for call in calls]
             return [task.result() for task in tasks]
         except TimeoutError:
             names = ", ".join(call.name for call in calls)
@@ -293,10 +284,13 @@ class AgentLoop:
             self._on_tools(episode.lease, False)
             episode.s_tool += time.monotonic() - began
 
-    async def _run_one(self, episode: Episode, call: ToolCall) -> ToolResult:
+    async def _run_one(self, branch: Branch, call: ToolCall) -> ToolResult:
         if call.problem:
             return ToolResult.failure(ToolError.BAD_CALL, call.problem)
-        return await episode.tools.call(call.name, call.arguments)
+        if call.name not in (names := [each.name for each in branch.tools]):
+            known = ", ".join(names) or "none"
+            return ToolResult.failure(ToolError.UNKNOWN_TOOL, f"there is no tool {call.name!r}; there are: {known}")
+        return await branch.episode.tools.call(call.name, call.arguments)
 
 
 def detail(messages: Messages, error: str) -> bytes:

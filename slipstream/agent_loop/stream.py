@@ -33,7 +33,7 @@ class TokenStream:
         self.token_ids.extend(token_ids)
         self.sampled.extend(bytes(count))
         self.logprobs.extend([0.0] * count)
-        self._run(count, NOT_SAMPLED)
+        self.add_run(count, NOT_SAMPLED)
 
     def append_sample(self, sample: Sample, turn: int) -> None:
         count = len(sample.token_ids)
@@ -42,15 +42,39 @@ class TokenStream:
         self.sampled.extend(b"\x01" * count)
         self.logprobs.extend(sample.logprobs)
         for run in sample.version_runs:
-            self._run(run.length, run.version)
+            self.add_run(run.length, run.version)
         self.sampled_count += count
 
     def _span(self, kind: SpanKind, turn: int, count: int) -> None:
         if count:
             self.spans.append(Span(kind, turn, len(self.token_ids), count))
 
-    def _run(self, count: int, version: int) -> None:
+    def add_run(self, count: int, version: int) -> None:
         if count and self.version_runs and self.version_runs[-1].version == version:
             count += self.version_runs.pop().length
         if count:
             self.version_runs.append(VersionRun(count, version))
+
+
+def end_to_end(streams: list[TokenStream]) -> TokenStream:
+    """Streams one behind the other. What the first begins with is a prompt, what each other does is a branch.
+
+    >>> one, other = TokenStream(), TokenStream()
+    >>> one.append_text([5, 6], SpanKind.BRANCH, 0)
+    >>> other.append_text([7], SpanKind.PROMPT, 0)
+    >>> [(span.kind.value, span.start) for span in end_to_end([one, other]).spans]
+    [('prompt', 0), ('branch', 2)]
+    """
+    whole = TokenStream()
+    for stream in streams:
+        begin, kind = len(whole), SpanKind.BRANCH if len(whole) else SpanKind.PROMPT
+        whole.token_ids.extend(stream.token_ids)
+        whole.sampled.extend(stream.sampled)
+        whole.logprobs.extend(stream.logprobs)
+        for run in stream.version_runs:
+            whole.add_run(run.length, run.version)
+        for span in stream.spans:
+            moved = Span(kind if not span.start else span.kind, span.turn, begin + span.start, span.length)
+            whole.spans.append(moved)
+        whole.sampled_count += stream.sampled_count
+    return whole

@@ -20,7 +20,8 @@ class Micro(NamedTuple):
     versions: Tensor  # int32 [T]
     advantages: Tensor  # float64 [T]
     reference: Tensor  # float [T]: log-probs of the start model; empty where it has no part in the loss
-    cu_seqlens: Tensor  # int32 [N+1]
+    cu_seqlens: Tensor  # int32 [N+1]: of trajectories, which a correction or a mean is over
+    branches: Tensor  # int32 [B+1]: of what attention sees as one; a trajectory has one or more
 
     def to(self, device: torch.device) -> "Micro":
         return Micro(*(tensor.to(device) for tensor in self))
@@ -38,6 +39,7 @@ def micro_of(candidate: Candidate, advantages: Tensor, reference: Tensor) -> Mic
     data = candidate.packed
     trajectories, tokens = present(candidate)
     lengths = lengths_of(data.cu_seqlens)[trajectories]
+    there = tokens[data.branches[:-1].clamp(max=len(tokens) - 1).long()] & (lengths_of(data.branches) > 0)
     return Micro(
         token_ids=data.token_ids[tokens],
         trainable=candidate.trainable[tokens],
@@ -46,13 +48,14 @@ def micro_of(candidate: Candidate, advantages: Tensor, reference: Tensor) -> Mic
         advantages=torch.repeat_interleave(advantages[trajectories], lengths),
         reference=reference[tokens] if len(reference) else reference,
         cu_seqlens=bounds_of(lengths),
+        branches=bounds_of(lengths_of(data.branches)[there]),
     )
 
 
 def joined(parts: list[Micro]) -> Micro:
-    *tensors, _ = zip(*parts, strict=True)
-    lengths = torch.cat([lengths_of(part.cu_seqlens) for part in parts])
-    return Micro(*(torch.cat(each) for each in tensors), cu_seqlens=bounds_of(lengths))
+    *tensors, bounds, branches = zip(*parts, strict=True)
+    lengths, of_branches = (torch.cat([lengths_of(each) for each in several]) for several in (bounds, branches))
+    return Micro(*map(torch.cat, tensors), cu_seqlens=bounds_of(lengths), branches=bounds_of(of_branches))
 
 
 def bounds_of(lengths: Tensor) -> Tensor:
@@ -61,7 +64,7 @@ def bounds_of(lengths: Tensor) -> Tensor:
 
 
 def split(cu_seqlens: Tensor, budget: int) -> list[tuple[int, int]]:
-    """Ranges of whole trajectories of at most `budget` tokens each; a longer trajectory is alone."""
+    """Ranges of whole trajectories, all branches of each, of at most `budget` tokens; a longer trajectory is alone."""
     bounds = cu_seqlens.tolist()
     ranges: list[tuple[int, int]] = []
     start = 0
@@ -79,8 +82,10 @@ def pieces(whole: Micro, budget: int) -> list[Micro]:
     found: list[Micro] = []
     for start, end in split(whole.cu_seqlens, budget):
         first, last = int(whole.cu_seqlens[start]), int(whole.cu_seqlens[end])
-        tensors = {name: tensor[first:last] for name, tensor in whole._asdict().items() if name != "cu_seqlens"}
-        found.append(Micro(**tensors, cu_seqlens=whole.cu_seqlens[start : end + 1] - first))
+        inside = whole.branches[(whole.branches >= first) & (whole.branches <= last)] - first
+        bounds = {"cu_seqlens": whole.cu_seqlens[start : end + 1] - first, "branches": inside}
+        tensors = {name: tensor[first:last] for name, tensor in whole._asdict().items() if name not in bounds}
+        found.append(Micro(**tensors, **bounds))
     return found
 
 

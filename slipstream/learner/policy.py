@@ -50,7 +50,8 @@ class Policy:
     def logprobs(
         self, token_ids: Tensor, wanted: Tensor, cu_seqlens: Tensor, *, entropy_gradient: bool = False
     ) -> TokenLogprobs:
-        """token_ids int [T], wanted bool [T], cu_seqlens int32 [N+1]. A trajectory's first token has no log-prob."""
+        """token_ids int [T], wanted bool [T], cu_seqlens int32 [N+1] of the sequences, each with a past of its own. The
+        first token of one has no log-prob."""
         first = torch.zeros_like(wanted)
         first[cu_seqlens[:-1][lengths_of(cu_seqlens) > 0].long()] = True
         at = torch.nonzero(wanted & ~first)[:, 0]

@@ -171,7 +171,7 @@ class Trainer:
         if self._reference is None:
             return torch.zeros(0)
         data, device = candidate.packed, self._reference.device
-        logps = self._reference.logprobs(data.token_ids.to(device), data.sampled.to(device), data.cu_seqlens.to(device))
+        logps = self._reference.logprobs(data.token_ids.to(device), data.sampled.to(device), data.branches.to(device))
         return logps.logp.cpu()
 
     @torch.no_grad()
@@ -180,7 +180,7 @@ class Trainer:
         logps: list[Tensor] = []
         for micro in micros:
             here = micro.to(self._policy.device)
-            logps.append(self._policy.logprobs(here.token_ids, here.trainable, here.cu_seqlens).logp.cpu())
+            logps.append(self._policy.logprobs(here.token_ids, here.trainable, here.branches).logp.cpu())
         keep = self._objective.across(joined(micros), torch.cat(logps))
         return keep.split([len(micro.token_ids) for micro in micros])
 
@@ -194,7 +194,7 @@ class Trainer:
     def _backward(self, micro: Micro, across: Tensor) -> _Done:
         here = micro.to(self._policy.device)
         current = self._policy.logprobs(
-            here.token_ids, here.trainable, here.cu_seqlens, entropy_gradient=self._objective.entropy_gradient
+            here.token_ids, here.trainable, here.branches, entropy_gradient=self._objective.entropy_gradient
         )
         logp = current.logp.detach()
         weighed = self._objective.weigh(here, logp, across.to(self._policy.device), self._version)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from slipstream.queue.wire import RecordBatch, bits, flat, versions
+from slipstream.queue.wire import RecordBatch, bits, branch_begins, flat, versions
 
 
 class Packed(NamedTuple):
@@ -31,22 +31,25 @@ class Packed(NamedTuple):
     groups: Tensor  # int64 [N]
     leases: Tensor  # int64 [N]
     outcomes: list[str]
+    branches: Tensor  # int32 [B+1]: cu_seqlens, cut further where a trajectory has several branches
 
 
 def packed(batch: RecordBatch | Sequence[RecordBatch]) -> Packed:
     """Tensors over one record batch, or over several as if they were one."""
     parts: list[RecordBatch] = [batch] if isinstance(batch, pa.RecordBatch) else list(batch)
     ids, logprobs = (_values(parts, name) for name in ("token_ids", "logprobs"))
+    bounds = _bounds(parts)
     return Packed(
         token_ids=_view(ids),
         sampled=_view(_joined([bits(part.column("sampled")).view(np.bool_) for part in parts])),
         logprobs=_view(logprobs),
         versions=_view(_joined([versions(part) for part in parts])),
-        cu_seqlens=_view(_bounds(parts)),
+        cu_seqlens=_view(bounds),
         rewards=_view(_joined([_rewards(part) for part in parts])),
         groups=_view(_joined([part.column("group").to_numpy().astype(np.int64) for part in parts])),
         leases=_view(_joined([part.column("lease").to_numpy().astype(np.int64) for part in parts])),
         outcomes=[outcome for part in parts for outcome in part.column("outcome").to_pylist()],
+        branches=_view(_branches(parts, bounds)),
     )
 
 
@@ -65,6 +68,13 @@ def _bounds(parts: list[RecordBatch]) -> np.ndarray:
         return offsets[0]
     lengths = np.concatenate([np.diff(each) for each in offsets])
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+
+
+def _branches(parts: list[RecordBatch], bounds: np.ndarray) -> np.ndarray:
+    """`bounds` itself where every trajectory is one branch."""
+    before = bounds[np.cumsum([0, *(part.num_rows for part in parts)])]
+    begins = [branch_begins(part) + first for part, first in zip(parts, before[:-1], strict=True)]
+    return np.sort(np.concatenate([bounds, *begins])).astype(np.int32) if any(map(len, begins)) else bounds
 
 
 def _rewards(part: RecordBatch) -> np.ndarray:

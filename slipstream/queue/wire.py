@@ -200,11 +200,43 @@ def _check_rows(batch: RecordBatch) -> None:
     covered = np.concatenate([[0], np.cumsum(lengths.to_numpy(), dtype=np.int64)])
     if not np.array_equal(covered[_ends(batch.column("version_runs"))], ends):
         raise Malformed("version runs do not cover the stream")
-    if not np.array_equal(np.repeat(names.to_numpy() >= 0, lengths.to_numpy()), bits(sampled)):
+    of_model = bits(sampled)
+    if not np.array_equal(np.repeat(names.to_numpy() >= 0, lengths.to_numpy()), of_model):
         raise Malformed("version runs name a version where nothing was sampled, or none where something was")
+    _check_branches(batch, of_model)
     for outcome in batch.column("outcome").to_pylist():
         if outcome not in OUTCOMES:
             raise Malformed(f"outcome {outcome!r} is not one of {', '.join(sorted(OUTCOMES))}")
+
+
+def _check_branches(batch: RecordBatch, sampled: np.ndarray) -> None:
+    """Each begins inside its own row, behind the one before, with a token that was not sampled."""
+    kinds = flat(batch.column("spans")).field("kind").to_numpy()
+    if (kinds >= len(SPAN_KINDS)).any():
+        raise Malformed(f"a span is of kind {kinds.max()}; there are {len(SPAN_KINDS)} kinds")
+    begins, within, length = _branch_places(batch)
+    if ((within < 1) | (within >= length)).any() or (np.diff(begins) < 1).any() or sampled[begins].any():
+        raise Malformed("a branch does not begin inside its stream, behind the one before, with a token of a prompt")
+
+
+def branch_begins(batch: RecordBatch) -> np.ndarray:
+    """Where in the packed tokens branches begin that are not the first of their row: int64 [B]."""
+    return _branch_places(batch)[0]
+
+
+def _branch_places(batch: RecordBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of every branch that is not the first of its row: where it begins in the packed tokens and in its own row, and
+    the length of that row."""
+    column = batch.column("spans")
+    spans = flat(column)
+    found = np.flatnonzero(spans.field("kind").to_numpy() == SPAN_NUMBERS[SpanKind.BRANCH])
+    if not len(found):
+        return found, found, found
+    row = np.searchsorted(_ends(column), found, side="right")
+    within = spans.field("start").to_numpy()[found].astype(np.int64)
+    ends = _ends(batch.column("token_ids")).astype(np.int64)
+    lengths = np.diff(ends, prepend=0)
+    return (ends - lengths)[row] + within, within, lengths[row]
 
 
 def flat(lists: pa.ListArray) -> pa.Array:

@@ -9,7 +9,7 @@ import pytest
 
 from slipstream import AgentLoop, Environment, Outcome, Task, reward, tool
 from slipstream.agent_loop import loop as loop_module
-from slipstream.agent_loop.loop import turn_seed
+from slipstream.agent_loop.episode import turn_seed
 from slipstream.agent_loop.sampler import EngineFailed, Finish
 from slipstream.errors import UserError
 from slipstream.rewards import exact_match
@@ -320,8 +320,7 @@ async def test_a_prompt_that_leaves_room_for_one_token_gets_one(play, script, re
 async def test_an_agents_own_fault_is_a_trajectory_with_its_traceback(renderer, script, limits):
     class Faulty(AgentLoop):
         async def turns(self, episode):
-            self.begin(episode)
-            await self.say(episode)
+            await self.say(self.begin(episode))
             raise KeyError("my own bug")
 
     loop = Faulty(world(), renderer, script(), limits)
@@ -414,7 +413,7 @@ async def test_many_that_begin_at_once_leave_the_loop_a_round_each(renderer, scr
     class Counted(AgentLoop):
         def begin(self, episode):
             begun.append(rounds)
-            super().begin(episode)
+            return super().begin(episode)
 
     async def tick() -> None:
         nonlocal rounds

@@ -235,7 +235,7 @@ def test_a_stream_is_cut_where_the_whole_would_be(groups: list[list[int]], budge
         total = sum(lengths)
         ids = torch.arange(total)
         return Micro(
-            ids, ids > 0, ids.float(), ids, ids.double(), torch.zeros(0), bounds_of(torch.tensor(lengths))
+            ids, ids > 0, ids.float(), ids, ids.double(), torch.zeros(0), *[bounds_of(torch.tensor(lengths))] * 2
         )  # fmt: skip
 
     stream = Stream(budget)

@@ -90,7 +90,7 @@ function fill(span, text) {
   }
 }
 
-const SAYS = { prompt: "prompt", sampled: "model", tool: "tool", glue: "template" };
+const SAYS = { prompt: "prompt", sampled: "model", tool: "tool", glue: "template", branch: "branch" };
 
 function drawStream(item, tokens) {
   const turns = [];
@@ -121,7 +121,7 @@ function drawStream(item, tokens) {
   }
   if (at < tokens.length) { section("glue", 0); until(tokens.length); }
   stream.replaceChildren(...turns);
-  for (const made of turns) if (made.kind === "prompt") foldable(made);
+  for (const made of turns) if (made.kind === "prompt" || made.kind === "branch") foldable(made);
 }
 
 function foldable(section) {
