@@ -82,6 +82,13 @@ class RolloutSection(Section, frozen=True):
     max_seconds: Annotated[
         float, Meta(gt=0, description="Wall-clock budget of one trajectory, tools included; then it is a timeout.")
     ] = 120.0
+    park_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="A trajectory older than this is parked with the queue so often, to outlive a crash; 0: never.",
+        ),
+    ] = 60.0
     temperature: Annotated[
         float, Meta(gt=0, description="Sampling temperature; lower it only when the model rambles at 1.")
     ] = 1.0

@@ -5,6 +5,7 @@ there. So a trajectory made of all branches trains each sampled token once.
 """
 
 import hashlib
+import math
 import time
 from collections.abc import Sequence
 
@@ -23,6 +24,8 @@ class Episode:
         self.lease, self.task, self.seed = lease, task, seed
         self.began = time.monotonic()
         self.deadline = self.began + seconds
+        self.park_at = math.inf
+        self.group, self.attempt, self.t_leased = 0, 0, 0.0
         self.branches: list[Branch] = []
         self.messages: Messages = []  # all that was said in any branch, each message once, as it came
         self.tools: Session  # open while the agent runs

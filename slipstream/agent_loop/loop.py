@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from slipstream.agent_loop import parking
 from slipstream.agent_loop.calls import ToolCall
 from slipstream.agent_loop.chat import lead
 from slipstream.agent_loop.ended import ContextFull, Ended
 from slipstream.agent_loop.environment import Environment
 from slipstream.agent_loop.episode import Branch, Episode
+from slipstream.agent_loop.parking import CannotGoOn
 from slipstream.agent_loop.renderer import Renderer
 from slipstream.agent_loop.sampler import EngineFailed, Finish, Sample, Sampler, SampleRequest
 from slipstream.agent_loop.text import Messages
@@ -45,13 +47,16 @@ class AgentLoop:
         sampler: Sampler,
         limits: RolloutSection,
         on_tools: Callable[[int, bool], None] = lambda lease, busy: None,
+        on_park: Callable[[Trajectory], None] | None = None,
     ) -> None:
-        """`on_tools(lease, busy)` is called when a trajectory begins and ends to wait for tools."""
+        """`on_tools(lease, busy)` is called when a trajectory begins and ends to wait for tools; `on_park` with how far
+        one has come, between two turns, every rollout.park_seconds."""
         self.environment, self.renderer, self.sampler, self.limits = environment, renderer, sampler, limits
         self._executor = Executor(environment.toolbox, limits.tool_seconds, limits.tools_at_once)
         self._rewards = UserCalls()
         self._beginning = asyncio.Lock()
         self._on_tools = on_tools
+        self._on_park = on_park if limits.park_seconds and environment.agent is None else None
         self._running: dict[int, Episode] = {}
         # A template that cannot show this environment's tools or system prompt is refused now, not in every trajectory.
         renderer.start(environment.first_messages(Task(id="", prompt="Hi.")), environment.tools)
@@ -65,13 +70,30 @@ class AgentLoop:
         """Of each tool that was called so far."""
         return [use for use in self._executor.use.values() if use.calls]
 
-    async def run(self, *, lease: int, group: int, task: Task, attempt: int, seed: int, t_leased: float) -> Trajectory:
+    async def run(
+        self,
+        *,
+        lease: int,
+        group: int,
+        task: Task,
+        attempt: int,
+        seed: int,
+        t_leased: float,
+        parked: Trajectory | None = None,
+    ) -> Trajectory:
+        """`parked`: how far another came with it. Raises CannotGoOn, with nothing sampled yet, where that is no use."""
         episode = Episode(lease, task, seed, self.limits.max_seconds)
+        episode.group, episode.attempt, episode.t_leased = group, attempt, t_leased
+        episode.park_at = episode.began + self.limits.park_seconds
         self._running[lease] = episode
         try:
             async with self._executor.session(task) as episode.tools:
+                if parked is not None:
+                    if self._on_park is None:
+                        raise CannotGoOn("rollout.park_seconds is 0, or the environment has an agent of its own")
+                    await parking.go_on(episode, parked, self.environment.tools)
                 outcome, error = await self._outcome(episode)
-            trajectory = self._trajectory(episode, group, attempt, t_leased, outcome)
+            trajectory = self._trajectory(episode, outcome)
             if outcome in SCORED:
                 error = await self._score(episode, trajectory)
         finally:
@@ -108,13 +130,25 @@ class AgentLoop:
         trajectory.reward, trajectory.reward_parts = scored.total, scored.parts
         return ""
 
-    def _trajectory(self, episode: Episode, group: int, attempt: int, t_leased: float, outcome: Outcome) -> Trajectory:
+    async def _park(self, episode: Episode) -> None:
+        """Where it is time to, and the state of the tools can be had."""
+        if self._on_park is None or time.monotonic() < episode.park_at:
+            return
+        episode.park_at = time.monotonic() + self.limits.park_seconds
+        if (tools := await episode.tools.save()) is None:
+            return
+        parked = self._trajectory(episode, Outcome.CANCELLED)
+        parked.detail = parking.detail(episode, tools)
+        if parked.detail is not None:
+            self._on_park(parked)
+
+    def _trajectory(self, episode: Episode, outcome: Outcome) -> Trajectory:
         stream = episode.stream()
         return Trajectory(
             lease=episode.lease,
-            group=group,
+            group=episode.group,
             task=episode.task.id,
-            attempt=attempt,
+            attempt=episode.attempt,
             token_ids=stream.token_ids,
             sampled=stream.sampled,
             logprobs=stream.logprobs,
@@ -124,7 +158,7 @@ class AgentLoop:
             turns=episode.turn,
             tool_calls=episode.tool_calls,
             tool_errors=episode.tool_errors,
-            t_leased=t_leased,
+            t_leased=episode.t_leased,
             t_first_token=episode.t_first_token,
             s_generate=episode.s_generate,
             s_tool=episode.s_tool,
@@ -135,7 +169,7 @@ class AgentLoop:
     async def turns(self, episode: Episode) -> Outcome:
         """Sample, run the tools that were called, go on until no tool is called or a budget is out; or what the
         environment's own agent does."""
-        branch = self.begin(episode)
+        branch = episode.branches[0] if episode.branches else self.begin(episode)  # a parked one has begun
         if self.environment.agent is not None:
             return await lead(self, branch, self.environment.agent)
         while True:
@@ -149,6 +183,7 @@ class AgentLoop:
             if self.room(branch) <= 0:
                 return Outcome.TRUNCATED_TOKENS
             await self.answer_calls(branch, calls)
+            await self._park(episode)
 
     def begin(self, episode: Episode) -> Branch:
         """The task's own conversation. Ends the trajectory as invalid when the engine has no room for its prompt."""

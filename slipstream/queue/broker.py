@@ -19,13 +19,11 @@ import zmq
 import zmq.asyncio
 
 from slipstream.config import Config, RunDir
-from slipstream.errors import UserError
 from slipstream.queue import address, keys, messages
 from slipstream.queue import events as ev
 from slipstream.queue.doorkeeper import Doorkeeper, Refusals
 from slipstream.queue.journal import Journal
-from slipstream.queue.ledger import Ledger
-from slipstream.queue.state import LedgerState
+from slipstream.queue.recovery import replayed
 from slipstream.queue.tasks import TaskOrder
 from slipstream.queue.wire import Malformed, decode, rows, split
 from slipstream.task import Task
@@ -71,7 +69,7 @@ class Broker:
         self._fsync, self._keep = config.queue.fsync, config.queue.keep
         self._journal = Journal(run_dir.journal)
         self._config = msgspec.json.encode(config)
-        self.ledger = _replayed(config, order, self._journal.recovered)
+        self.ledger = replayed(config, order, self._journal.recovered)
         # By group and lease: trajectories that were not taken yet. The journal has them all.
         self._frames: dict[int, dict[int, Any]] = {}
         self._unwritten: list[ev.AnyEvent] = []  # decided, and the disk did not take them yet
@@ -173,6 +171,11 @@ class Broker:
                 return await self._ask(request, number)
             case messages.Deliver():
                 return await self._deliver(payload)
+            case messages.Park():
+                return await self._park(payload)
+            case messages.AskParked():
+                parked = self.ledger.parked(request.name, request.lease)
+                return messages.Ok(), [self._journal.read(parked.place)] if parked else []
             case messages.AskWeights():
                 return await self._ask_weights(request)
             case messages.Take():
@@ -185,6 +188,8 @@ class Broker:
                 return status, []
             case messages.AskConfig():
                 return messages.RunConfig(config=self._config), []
+            case messages.DropParked():
+                self.ledger.drop_parked(request.name, request.lease)
             case messages.GiveBack():
                 self.ledger.give_back(request.name, request.leases, request.reason)
             case messages.Beat():
@@ -261,6 +266,15 @@ class Broker:
         await self._record()
         await self._durable()
         return answer, []
+
+    async def _park(self, payload: list[Any]) -> Reply:
+        batch = decode([frame.buffer for frame in payload])
+        for row, frame in zip(rows(batch), split(batch), strict=True):
+            if self.ledger.expects(row):
+                place = await self._place(memoryview(frame))
+                if self.ledger.expects(row):
+                    self.ledger.park(row, place)
+        return await self._saved(messages.Ok())
 
     async def _take(self, request: messages.Take) -> Reply:
         def attempt() -> list[messages.TakenGroup] | None:
@@ -365,14 +379,3 @@ class Broker:
                 async with self._sync_lock:
                     await asyncio.to_thread(self._journal.sync)
                 synced = now
-
-
-def _replayed(config: Config, order: TaskOrder, recovered: list[ev.AnyEvent]) -> Ledger:
-    state = LedgerState()
-    for event in recovered:
-        state.apply(event)
-    if state.begun is not None and state.begun.tasks != order.digest():
-        raise UserError("tasks.train, tasks.heldout or run.seed differ from those this run began with; use a new --dir")
-    ledger = Ledger(config, order, state)
-    ledger.resume(time.monotonic())
-    return ledger

@@ -25,6 +25,7 @@ import zmq.asyncio
 from slipstream.observe.clock import Clock
 from slipstream.queue import address, messages
 from slipstream.queue.wire import encode, read
+from slipstream.queue.wire import trajectory as made
 from slipstream.trajectory import Trajectory
 
 log = logging.getLogger(__name__)
@@ -113,10 +114,10 @@ class QueueClient:
 
     async def _receive(self) -> None:
         while True:
-            number, frame, *_ = await self._socket.recv_multipart(copy=False)
+            number, *frames = await self._socket.recv_multipart(copy=False)
             waiter = self._answers.get(number.bytes)
             if waiter is not None and not waiter.done():
-                waiter.set_result(frame.buffer)
+                waiter.set_result([frame.buffer for frame in frames])
 
     async def _ask_again(self) -> None:
         """What had no answer when the connection broke is asked again as soon as there is a new one."""
@@ -130,6 +131,10 @@ class QueueClient:
     async def _request(
         self, request: messages.Request, kind: type[A], payload: Sequence[Any] = (), wait_s: float = 0.0
     ) -> A:
+        return _read((await self._frames(request, payload, wait_s))[0], kind)
+
+    async def _frames(self, request: messages.Request, payload: Sequence[Any] = (), wait_s: float = 0.0) -> list[Any]:
+        """Of the answer."""
         number = _number()
         frames = self._requests[number] = [number, _encoder.encode(request), *payload]
         waiter = self._answers[number] = asyncio.get_running_loop().create_future()
@@ -141,7 +146,7 @@ class QueueClient:
                     [waiter, *self._listeners], timeout=wait_s + PATIENCE, return_when=asyncio.FIRST_COMPLETED
                 )
                 if waiter.done():
-                    return _read(waiter.result(), kind)
+                    return waiter.result()
                 for listener in self._listeners:
                     if listener.done():  # nobody would hear the answer
                         listener.result()
@@ -156,6 +161,19 @@ class QueueClient:
 
     async def deliver(self, trajectory: Trajectory) -> messages.Accepted:
         return await self._request(messages.Deliver(name=self._name), messages.Accepted, encode([trajectory]))
+
+    async def park(self, trajectory: Trajectory) -> None:
+        """Tell how far one has come that runs."""
+        await self._request(messages.Park(name=self._name), messages.Ok, encode([trajectory]))
+
+    async def parked(self, lease: int) -> Trajectory | None:
+        """How far another had come with this lease."""
+        answer, *frames = await self._frames(messages.AskParked(name=self._name, lease=lease))
+        _read(answer, messages.Ok)
+        return made(read(frames)) if frames else None
+
+    async def drop_parked(self, lease: int) -> None:
+        await self._request(messages.DropParked(name=self._name, lease=lease), messages.Ok)
 
     async def give_back(self, leases: list[int], reason: str) -> None:
         await self._request(messages.GiveBack(name=self._name, leases=leases, reason=reason), messages.Ok)

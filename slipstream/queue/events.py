@@ -85,6 +85,20 @@ class TrajectoryDelivered(Event, frozen=True):
     place: Place
 
 
+class TrajectoryParked(Event, frozen=True):
+    """What a running lease has come to, so that another can go on from there."""
+
+    lease: int
+    tokens: int  # sampled
+    place: Place
+
+
+class ParkedDropped(Event, frozen=True):
+    """Who has the lease cannot go on from what was parked, and begins anew."""
+
+    lease: int
+
+
 class GroupClosed(Event, frozen=True):
     """Its time is over and enough members ended: `late`, leases that run, end here, and what waits is not granted."""
 
@@ -160,4 +174,6 @@ AnyEvent = (
     | Drained
     | GroupClosed
     | Snapshot
+    | TrajectoryParked
+    | ParkedDropped
 )

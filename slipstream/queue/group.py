@@ -47,11 +47,19 @@ class Delivery(msgspec.Struct):
     fate: Fate | None = None
 
 
+class Parked(msgspec.Struct, array_like=True, frozen=True):
+    """How far a trajectory had come that has not ended."""
+
+    tokens: int  # sampled
+    place: ev.Place
+
+
 class Member(msgspec.Struct):
     attempt: int = 0  # of the next grant, or of the running lease
     retries: int = 0  # of outcomes whose policy is "retry"
     delivery: Delivery | None = None
     closed: bool = False  # its group went on without it
+    parked: Parked | None = None  # where the next lease, or the running one's successor, goes on
 
 
 class Group(msgspec.Struct):

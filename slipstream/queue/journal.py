@@ -220,7 +220,7 @@ class Journal:
         found: list[ev.AnyEvent] = []
         end, ends = HEADER_BYTES, dict[int, int]()
         for after, event in read_events(self._folder):
-            if isinstance(event, ev.TrajectoryDelivered):
+            if isinstance(event, ev.TrajectoryDelivered | ev.TrajectoryParked):
                 place = event.place
                 if place.offset + place.length > whole.get(place.segment, 0):
                     log.warning(

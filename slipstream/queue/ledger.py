@@ -6,16 +6,14 @@ Times are handed in, in seconds of any one clock.
 """
 
 import logging
-import math
 from collections.abc import Iterable
 from itertools import chain, islice
-from typing import Literal
 
 from slipstream.config import Config
 from slipstream.observe.clock import ClockReading
 from slipstream.queue import events as ev
 from slipstream.queue.capacity import Capacity
-from slipstream.queue.group import Group, Phase, Slot
+from slipstream.queue.group import Group, Parked, Phase, Slot
 from slipstream.queue.messages import (
     Fate,
     Granted,
@@ -34,6 +32,7 @@ from slipstream.queue.selection import selection
 from slipstream.queue.settling import refusal
 from slipstream.queue.state import LedgerState
 from slipstream.queue.tasks import TaskOrder, heldout_group, heldout_version, is_heldout
+from slipstream.queue.verdict import verdict
 from slipstream.staleness import Gate, sample_seed
 
 log = logging.getLogger(__name__)
@@ -218,6 +217,7 @@ class Ledger:
             min_version=heldout_version(grant.group) if heldout else self._gate.min_version(self.state.version),
             deadline_s=self._config.queue.lease_seconds,
             heldout=heldout,
+            parked=self.state.member(grant.lease).parked is not None,
         )
 
     def why(self) -> str:
@@ -248,8 +248,28 @@ class Ledger:
         del self._granted_at[lease]
 
     def _tokens_in_flight(self, owner: str, lease: int) -> int:
-        beat = self._beats.get(owner)
-        return dict(zip(beat.leases, beat.tokens_in_flight, strict=False)).get(lease, 0) if beat else 0
+        """That are not parked."""
+        beat, parked = self._beats.get(owner), self.state.member(lease).parked
+        sampled = dict(zip(beat.leases, beat.tokens_in_flight, strict=False)).get(lease, 0) if beat else 0
+        return max(0, sampled - parked.tokens) if parked else sampled
+
+    # -- parking -------------------------------------------------------------------------------------------------------
+
+    def park(self, row: Row, place: ev.Place) -> None:
+        """How far a trajectory has come that `expects` let in. An older word than the last one changes nothing."""
+        parked = self.state.member(row.lease).parked
+        if parked is None or parked.tokens < row.tokens:
+            self._do(ev.TrajectoryParked(row.lease, row.tokens, place))
+
+    def parked(self, owner: str, lease: int) -> Parked | None:
+        """Where a lease that this owner has goes on; None: at the beginning."""
+        running = self.state.running.get(lease)
+        return self.state.member(lease).parked if running and running.owner == owner else None
+
+    def drop_parked(self, owner: str, lease: int) -> None:
+        if self.parked(owner, lease) is not None:
+            log.warning("lease %d begins anew: %s cannot go on from what was parked", lease, owner)
+            self._do(ev.ParkedDropped(lease))
 
     # -- trajectories --------------------------------------------------------------------------------------------------
 
@@ -275,24 +295,14 @@ class Ledger:
     def deliver(self, row: Row, place: ev.Place) -> None:
         """A trajectory that `expects` let in and that lies in the journal at `place`."""
         del self._granted_at[row.lease]
-        verdict = self._verdict(row)
-        if verdict != "train":
-            log.warning("lease %d (task %s) ended as %s: %s", row.lease, row.task, row.outcome, verdict)
-        self._do(ev.TrajectoryDelivered(row.lease, row.tokens, row.versions, row.outcome, row.reward, verdict, place))
-        if not is_heldout(row.group) and verdict == "mask" and row.group not in self.state.groups:
+        decided = verdict(row, self.state.member(row.lease).retries, self._config.outcomes)
+        if decided != "train":
+            log.warning("lease %d (task %s) ended as %s: %s", row.lease, row.task, row.outcome, decided)
+        self._do(ev.TrajectoryDelivered(row.lease, row.tokens, row.versions, row.outcome, row.reward, decided, place))
+        if not is_heldout(row.group) and decided == "mask" and row.group not in self.state.groups:
             log.warning(
                 "group %d (task %s) is dropped: none of its trajectories may be trained on", row.group, row.task
             )
-
-    def _verdict(self, row: Row) -> Literal["train", "mask", "retry"]:
-        policy: Literal["train", "mask", "retry"] = getattr(self._config.outcomes, row.outcome)
-        if policy == "train" and (row.reward is None or not math.isfinite(row.reward)):
-            return "mask"  # not scored: never a zero
-        if policy != "retry":
-            return policy
-        slot = self.state.running[row.lease].slot
-        spent = self.state.groups[slot.group].members[slot.member].retries
-        return "retry" if spent < self._config.outcomes.retries else "mask"
 
     def take(self, room: int, held: Iterable[int]) -> list[TakenGroup]:
         """Complete groups in the policy's order; before them those that were taken and that the learner does not hold,

@@ -39,6 +39,7 @@ class Lease(msgspec.Struct, kw_only=True):
     min_version: int  # the engine must have loaded at least these weights before the first token
     deadline_s: float  # seconds from the grant until it returns to the queue
     heldout: bool = False  # an evaluation: scored and counted, never trained on
+    parked: bool = False  # another had come some way with it: AskParked says how far
 
 
 class TensorInfo(msgspec.Struct, array_like=True, frozen=True):
@@ -105,6 +106,26 @@ class Deliver(Message):
     """Payload: the frames of `encode(trajectories)`."""
 
     name: Name
+
+
+class Park(Message):
+    """How far a running trajectory has come. Payload: the frames of `encode([trajectory])`."""
+
+    name: Name
+
+
+class AskParked(Message):
+    """Payload of the answer: what was parked for this lease, which the asker has."""
+
+    name: Name
+    lease: int
+
+
+class DropParked(Message):
+    """The trajectory of this lease is made from its beginning."""
+
+    name: Name
+    lease: int
 
 
 class GiveBack(Message):
@@ -280,7 +301,8 @@ class LeaseCounts(msgspec.Struct, kw_only=True):
     delivered: int = 0
     returned: dict[str, int] = {}
     running: int = 0
-    tokens_lost: int = 0  # sampled under leases that returned, as of their owner's last heartbeat
+    tokens_lost: int = 0  # sampled under leases that returned, as of their owner's last heartbeat, and not parked
+    tokens_parked: int = 0  # of trajectories that go on
     duplicates: int = 0  # deliveries of leases that had ended; acknowledged, and dropped
 
     def holds(self) -> bool:
@@ -306,6 +328,9 @@ Request = (
     Hello
     | Ask
     | Deliver
+    | Park
+    | AskParked
+    | DropParked
     | GiveBack
     | Beat
     | LearnerBeat

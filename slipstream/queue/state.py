@@ -11,7 +11,7 @@ from typing import assert_never
 import msgspec
 
 from slipstream.queue import events as ev
-from slipstream.queue.group import Delivery, Group, HeldoutTally, Member, Phase, Running, Slot, TaskRecord, held
+from slipstream.queue.group import Delivery, Group, HeldoutTally, Member, Parked, Phase, Running, Slot, TaskRecord, held
 from slipstream.queue.messages import Accounts, Fate, HeldoutResult, LeaseCounts, Weights
 from slipstream.queue.tasks import heldout_version, is_heldout
 
@@ -69,6 +69,10 @@ class LedgerState(msgspec.Struct):
                 self._deliver(event)
             case ev.GroupClosed():
                 self._close(event)
+            case ev.TrajectoryParked():
+                self._park(event)
+            case ev.ParkedDropped():
+                self.leases.tokens_lost += self._unpark(self.member(event.lease))
             case ev.DuplicateArrived():
                 self.leases.duplicates += 1
             case ev.GroupsTaken():
@@ -97,7 +101,7 @@ class LedgerState(msgspec.Struct):
     def snapshot(self, ends: dict[int, int]) -> ev.Snapshot:
         """`ends`: of all segments that there are; those without a trajectory that lives are left out of it."""
         live = list(self.living())
-        segments = {delivery.place.segment for delivery in live} | {max(ends, default=0)}
+        segments = {place.segment for place in self._places()} | {max(ends, default=0)}
         return ev.Snapshot(
             state=msgspec.msgpack.encode(self),
             ends={segment: end for segment, end in ends.items() if segment in segments},
@@ -109,6 +113,11 @@ class LedgerState(msgspec.Struct):
         before = msgspec.msgpack.decode(event.state, type=LedgerState)
         for name in self.__struct_fields__:
             setattr(self, name, getattr(before, name))
+
+    def _places(self) -> Iterator[ev.Place]:
+        """All that is needed yet."""
+        yield from (delivery.place for delivery in self.living())
+        yield from (m.parked.place for group in self.groups.values() for m in group.members if m.parked)
 
     def living(self) -> Iterator[Delivery]:
         """Trajectories that may be handed out yet, or again, in the order of their leases."""
@@ -164,10 +173,30 @@ class LedgerState(msgspec.Struct):
         _add(self.leases.returned, event.reason, 1)
         self.leases.tokens_lost += event.tokens
 
+    def member(self, lease: int) -> Member:
+        """Of a running lease."""
+        slot = self.running[lease].slot
+        return self.groups[slot.group].members[slot.member]
+
+    def _park(self, event: ev.TrajectoryParked) -> None:
+        member = self.member(event.lease)
+        self._unpark(member)
+        member.parked = Parked(event.tokens, event.place)
+        self.leases.tokens_parked += event.tokens
+
+    def _unpark(self, member: Member) -> int:
+        """The tokens that are parked no more."""
+        tokens = member.parked.tokens if member.parked else 0
+        member.parked = None
+        self.leases.tokens_parked -= tokens
+        return tokens
+
     # -- trajectories --------------------------------------------------------------------------------------------------
 
     def _deliver(self, event: ev.TrajectoryDelivered) -> None:
         slot, group, member = self._end(event.lease)
+        # It has the parked tokens in it; if not, they are lost.
+        self.leases.tokens_lost += max(0, self._unpark(member) - event.tokens)
         self.leases.delivered += 1
         training = not is_heldout(slot.group)
         if training:
@@ -212,6 +241,7 @@ class LedgerState(msgspec.Struct):
         for number, member in enumerate(group.members):
             if member.delivery is None:
                 member.closed = True
+                self.leases.tokens_lost += self._unpark(member)
                 for slots in self._waiting():
                     if (slot := Slot(group.group, number)) in slots:
                         slots.remove(slot)

@@ -7,6 +7,7 @@ packed token array while its offsets are cu_seqlens: nothing on the way holds Py
 # pyarrow has no types.
 # pyright: standard, reportMissingTypeStubs=false
 
+from array import array
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, TypeAlias
@@ -15,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from slipstream.queue.row import Row
-from slipstream.trajectory import Outcome, SpanKind, Trajectory, VersionRun
+from slipstream.trajectory import Outcome, Span, SpanKind, Trajectory, VersionRun
 
 Buffer: TypeAlias = Any  # pyarrow.Buffer, or another object with the buffer protocol
 RecordBatch: TypeAlias = Any  # pyarrow.RecordBatch
@@ -265,6 +266,20 @@ def versions(batch: RecordBatch) -> np.ndarray:
     """The version of every token, -1 where not sampled: int32 [T]."""
     runs = flat(batch.column("version_runs"))
     return np.repeat(runs.field("version").to_numpy(), runs.field("length").to_numpy())
+
+
+def trajectory(batch: RecordBatch) -> Trajectory:
+    """What `encode` was given, from its batch of one row."""
+    (values,) = batch.drop_columns(["token_ids", "sampled", "logprobs", "version_runs", "spans"]).to_pylist()
+    runs, spans = (batch.column(name)[0].as_py() for name in ("version_runs", "spans"))
+    return Trajectory(
+        **values | {"outcome": Outcome(values["outcome"]), "reward_parts": dict(values["reward_parts"])},
+        token_ids=array("i", flat(batch.column("token_ids")).to_numpy().tobytes()),
+        logprobs=array("f", flat(batch.column("logprobs")).to_numpy().tobytes()),
+        sampled=bytearray(bits(batch.column("sampled")).tobytes()),
+        version_runs=[VersionRun(run["length"], run["version"]) for run in runs],
+        spans=[Span(SPAN_KINDS[s["kind"]], s["turn"], s["start"], s["length"]) for s in spans],
+    )
 
 
 def split(batch: RecordBatch) -> list[Buffer]:

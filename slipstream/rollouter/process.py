@@ -9,9 +9,11 @@ import gc
 import logging
 import signal
 import time
+from collections.abc import Coroutine
 
 from slipstream.agent_loop.environment import load_environment
 from slipstream.agent_loop.loop import AgentLoop
+from slipstream.agent_loop.parking import CannotGoOn
 from slipstream.agent_loop.renderer import create_renderer
 from slipstream.agent_loop.sampler import EngineFailed
 from slipstream.config import Config, RunDir
@@ -21,6 +23,7 @@ from slipstream.queue.messages import Lease, RollouterBeat
 from slipstream.rollouter.activity import Stage, part
 from slipstream.rollouter.engine import Engine, WeightsRejected, prepare_environment
 from slipstream.rollouter.failures import Failures
+from slipstream.trajectory import Trajectory
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +59,7 @@ class Rollouter:
     def __init__(self, config: Config, engine: Engine, client: QueueClient, clock: Clock, name: str) -> None:
         environment = load_environment(config.environment.path)
         renderer = create_renderer(config.model.path)
-        self._agents = AgentLoop(environment, renderer, engine, config.rollout, self._on_tools)
+        self._agents = AgentLoop(environment, renderer, engine, config.rollout, self._on_tools, self._on_park)
         young, old, _ = gc.get_threshold()
         # A full collection looks through all that was imported, and the event loop stands still for that long.
         gc.set_threshold(young, old, 1000)
@@ -70,6 +73,7 @@ class Rollouter:
         self._why = "the first weights"
         self._over = asyncio.Event()
         self._exit = 0
+        self._parking = asyncio.Queue[Trajectory]()  # on their way to the queue
         engine.on_change = self._tick
 
     async def serve(self) -> int:
@@ -91,6 +95,7 @@ class Rollouter:
             everything.create_task(self._receive_weights()),
             everything.create_task(self._take_leases(everything, trajectories)),
             everything.create_task(self._beat()),
+            everything.create_task(self._park()),
         ]
         await self._over.wait()
         for task in loops:
@@ -128,14 +133,7 @@ class Rollouter:
             async with self._changed:
                 await self._changed.wait_for(lambda: self._engine.version >= lease.min_version)
             self._enter(lease.lease, Stage.AGENT)
-        trajectory = await self._agents.run(
-            lease=lease.lease,
-            group=lease.group,
-            task=lease.task,
-            attempt=lease.attempt,
-            seed=lease.seed,
-            t_leased=leased,
-        )
+        trajectory = await self._made(lease, leased)
         self._failures.see(trajectory)
         self._enter(lease.lease, Stage.DELIVERY)
         accepted = await self._client.deliver(trajectory)
@@ -145,6 +143,38 @@ class Rollouter:
             del self._leases[lease.lease]
             self._changed.notify_all()
         self._tick()
+
+    async def _made(self, lease: Lease, leased: float) -> Trajectory:
+        """From its beginning, or from where another was with it."""
+
+        def run(parked: Trajectory | None) -> Coroutine[None, None, Trajectory]:
+            return self._agents.run(
+                lease=lease.lease,
+                group=lease.group,
+                task=lease.task,
+                attempt=lease.attempt,
+                seed=lease.seed,
+                t_leased=leased,
+                parked=parked,
+            )
+
+        if not lease.parked:
+            return await run(None)
+        try:
+            return await run(await self._client.parked(lease.lease))
+        except CannotGoOn as error:
+            log.warning("lease %d (task %s) begins anew: %s", lease.lease, lease.task.id, error)
+            await self._client.drop_parked(lease.lease)
+            return await run(None)
+
+    def _on_park(self, trajectory: Trajectory) -> None:
+        self._parking.put_nowait(trajectory)
+
+    async def _park(self) -> None:
+        """Beside the trajectories: they do not wait for a queue that is away."""
+        while True:
+            parked = await self._parking.get()
+            await self._client.park(parked)
 
     # -- weights -------------------------------------------------------------------------------------------------------
 

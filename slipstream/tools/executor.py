@@ -120,6 +120,33 @@ class Session:
         finally:
             self._executor.use[each.name].add(time.monotonic() - began, error=error)
 
+    async def save(self) -> dict[str, bytes] | None:
+        """The state of all that was made, by its class's name; None where one cannot be saved."""
+        states: dict[str, bytes] = {}
+        for made in self.made.values():
+            name = type(made).__name__
+            try:
+                state = await self._executor.calls.call(made.save, {}, self._executor.seconds)
+            except Exception:
+                log.warning("%s.save failed; the trajectory is not parked", name, exc_info=True)
+                return None
+            if state is None or name in states:
+                return None
+            states[name] = state
+        return states
+
+    async def restore(self, states: dict[str, bytes]) -> None:
+        """Make what `save` found. Raises ToolFailed."""
+        factories = {kind(factory).__name__: factory for factory in self._executor.toolbox.factories.values()}
+        for name, state in states.items():
+            if name not in factories:
+                raise ToolFailed(f"there is no ToolSet {name} here")
+            made = await self._state(factories[name])
+            try:
+                await self._executor.calls.call(made.restore, {"state": state}, self._executor.seconds)
+            except Exception as error:
+                raise ToolFailed(f"{name}.restore: {type(error).__name__}: {error}") from error
+
     async def _state(self, factory: Factory) -> ToolSet:
         if factory not in self.made:
             calls, seconds, name = self._executor.calls, self._executor.seconds, kind(factory).__name__

@@ -34,6 +34,15 @@ class ToolSet:
     async def setup(self, task: Task) -> None:
         """Before the first call. What it raises ends the trajectory as `tool_failed`."""
 
+    def save(self) -> bytes | None:
+        """The state, for a trajectory that another process may have to go on with (`rollout.park_seconds`); None, the
+        default, says that it cannot be had."""
+        return None
+
+    def restore(self, state: bytes) -> None:
+        """What `save` gave elsewhere; called after `setup`. What it raises begins the trajectory anew."""
+        raise NotImplementedError(f"{type(self).__name__} has save() and no restore()")
+
     async def teardown(self) -> None:
         """After the last call, however the trajectory ended, and also when `setup` raised."""
 

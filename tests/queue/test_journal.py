@@ -20,6 +20,7 @@ from slipstream.queue.row import Row
 from slipstream.queue.state import LedgerState
 from slipstream.queue.tasks import TaskOrder
 from slipstream.queue.wire import decode, rows
+from slipstream.trajectory import Outcome
 
 
 def record(folder: Path) -> Ledger:
@@ -197,6 +198,26 @@ def test_accounts_of_no_run(tmp_path: Path) -> None:
         accounts(RunDir(tmp_path))
 
 
+def test_what_is_parked_is_whole_and_is_no_delivery(tmp_path: Path) -> None:
+    ledger = record(tmp_path / "journal")
+    ledger.events.clear()
+    (lease,) = ledger.ask("a", 1, 9, 0.0).leases
+    journal, batch = Journal(tmp_path / "journal"), encode([make_trajectory(lease, outcome=Outcome.CANCELLED)])
+    ledger.park(rows(decode(batch))[0], journal.append_trajectory(batch[0]))
+    journal.append(ledger.events)
+    journal.close()
+    assert accounts(RunDir(tmp_path)).holds()
+    assert len(list(read_trajectories(tmp_path / "journal"))) == 5
+    segment = tmp_path / "journal" / "trajectories-00000.arrow"
+    whole = segment.read_bytes()
+    found, torn = opened(tmp_path / "journal")
+    assert (found[-1], torn, segment.read_bytes()) == (ledger.events[-1], 0, whole)
+    segment.write_bytes(whole[:-1])
+    found, torn = opened(tmp_path / "journal")
+    assert found[-1] == ledger.events[-2]
+    assert torn > 0
+
+
 # -- compaction ------------------------------------------------------------------------------------------------------
 
 
@@ -243,6 +264,25 @@ def test_compacting_keeps_what_a_crash_needs_and_the_accounts(tmp_path: Path, mo
 
 def ledger_row(batch: object) -> Row:
     return rows(batch)[0]
+
+
+def test_what_is_parked_outlives_a_compaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_segments(monkeypatch)
+    ledger = compacted(tmp_path)
+    (lease, *others) = ledger.ask("a", 2, 9, 0.0).leases
+    journal, frame = Journal(tmp_path), encode([make_trajectory(lease, outcome=Outcome.CANCELLED)])[0]
+    ledger.park(rows(decode([frame]))[0], journal.append_trajectory(frame))
+    for other in others:  # a segment follows
+        late = encode([make_trajectory(other)])[0]
+        ledger.deliver(rows(decode([late]))[0], journal.append_trajectory(late))
+    journal.append(ledger.events)
+    journal.compact(ledger.state)
+    journal.close()
+    parked = replayed(tmp_path).member(lease.lease).parked
+    assert parked is not None
+    again = Journal(tmp_path)
+    assert again.read(parked.place) == bytes(frame)
+    again.close()
 
 
 def test_a_compacted_journal_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

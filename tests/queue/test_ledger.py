@@ -69,6 +69,8 @@ class Runs(RuleBasedStateMachine):
         self.trained: dict[int, int] = {}  # lease -> version, of trajectories that count as consumed
         self.top = 0  # highest version
         self.seeds: set[int] = set()
+        self.parked: dict[tuple[int, int], int] = {}  # tokens, by group and member
+        self.unparked = self.gone_on = 0  # parked tokens that were lost, and that trajectories have in them
 
     @property
     def state(self) -> LedgerState:
@@ -88,6 +90,7 @@ class Runs(RuleBasedStateMachine):
             assert lease.lease not in self.leases
             assert lease.seed not in self.seeds
             assert lease.task.id[0] == ("h" if lease.heldout else "t")
+            assert lease.parked == ((lease.group, lease.member) in self.parked)
             self.leases[lease.lease] = lease
             self.seeds.add(lease.seed)
         if room and not granted.leases:
@@ -108,8 +111,7 @@ class Runs(RuleBasedStateMachine):
         row = make_row(lease, [max(0, self.state.version - age) for age in ages], outcome, reward)
         if self.ledger.expects(row):
             assert lease.lease not in self.rows
-            self.ledger.deliver(row, PLACE)
-            self.rows[lease.lease] = row
+            self.accept(lease, row)
         else:
             self.ledger.duplicate(row)
         assert not self.ledger.expects(row)
@@ -121,9 +123,41 @@ class Runs(RuleBasedStateMachine):
         for lease in sorted(self.state.running):
             versions = [max(0, self.state.version - age), self.state.version]
             row = make_row(self.leases[lease], versions, reward=float(lease % 2))
-            self.ledger.deliver(row, PLACE)
-            self.rows[lease] = row
+            self.accept(self.leases[lease], row)
         self.take(2, lost=False)
+
+    def accept(self, lease: Lease, row: Row) -> None:
+        parked = self.parked.pop((lease.group, lease.member), 0)
+        self.gone_on += min(parked, row.tokens)
+        self.unparked += max(0, parked - row.tokens)
+        self.ledger.deliver(row, PLACE)
+        self.rows[lease.lease] = row
+
+    @precondition(lambda self: self.state.running)
+    @rule(data=st.data(), tokens=st.integers(1, 5))
+    def park(self, data: st.DataObject, tokens: int) -> None:
+        """Also an old word, which comes after a newer one."""
+        lease = self.leases[data.draw(st.sampled_from(sorted(self.state.running)))]
+        row = make_row(lease, [self.state.version] * tokens, Outcome.CANCELLED, None)
+        assert self.ledger.expects(row)
+        self.ledger.park(row, PLACE)
+        where = (lease.group, lease.member)
+        self.parked[where] = max(tokens, self.parked.get(where, 0))
+        assert self.ledger.expects(row)
+
+    @precondition(lambda self: self.leases)
+    @rule(owner=st.sampled_from("ab"), data=st.data())
+    def cannot_go_on(self, owner: str, data: st.DataObject) -> None:
+        lease = self.leases[data.draw(st.sampled_from(sorted(self.leases)))]
+        running = self.state.running.get(lease.lease)
+        parked = self.ledger.parked(owner, lease.lease)
+        self.ledger.drop_parked(owner, lease.lease)
+        if running and running.owner == owner:
+            tokens = self.parked.pop((lease.group, lease.member), 0)
+            assert tokens == (parked.tokens if parked else 0)
+            self.unparked += tokens
+        else:
+            assert parked is None
 
     @rule(owner=st.sampled_from("ab"), data=st.data())
     def give_back(self, owner: str, data: st.DataObject) -> None:
@@ -141,7 +175,12 @@ class Runs(RuleBasedStateMachine):
         self.now += pass_s
         mine = [lease for lease, running in self.state.running.items() if running.owner == owner]
         self.ledger.beat(make_beat(owner, mine if known else (), tokens=3), self.now)
+        before, lost = dict(self.parked), self.state.leases.tokens_lost
         self.ledger.expire(self.now)
+        for group, member in before:  # a group that closed
+            if group not in self.state.groups or self.state.groups[group].members[member].closed:
+                self.unparked += self.parked.pop((group, member))
+        assert self.state.leases.tokens_lost - lost >= sum(before.values()) - sum(self.parked.values())
         if pass_s > SILENCE_SECONDS:
             assert all(running.owner == owner for running in self.state.running.values())
 
@@ -294,6 +333,15 @@ class Runs(RuleBasedStateMachine):
         ]
         assert (tokens.in_flight, trajectories.in_flight) == (sum(flying), len(flying))
         assert self.state.leases.delivered == len(self.rows)
+        places = {
+            (group.group, number): member.parked.tokens
+            for group in self.state.groups.values()
+            for number, member in enumerate(group.members)
+            if member.parked
+        }
+        assert places == self.parked
+        assert self.state.leases.tokens_parked == sum(self.parked.values())
+        assert self.state.leases.tokens_lost >= self.unparked
         assert self.state.leases.granted == len(self.leases)
 
     @invariant()
@@ -361,6 +409,26 @@ def test_an_open_group_is_filled_first_and_a_retried_member_before_it() -> None:
     granted = grant(ledger, 3, request=2)
     assert [(lease.group, lease.member, lease.attempt) for lease in granted] == [(0, 0, 1), (0, 2, 0), (1, 0, 0)]
     assert second.seed != granted[0].seed != first.seed
+
+
+def test_parked_tokens_are_lost_only_where_nobody_goes_on_from_them() -> None:
+    """Five were sampled and three of them parked when the owner died; the next one goes on, to seven."""
+    ledger = make_ledger()
+    lease, _ = grant(ledger, 2)
+    ledger.park(make_row(lease, [0] * 3, Outcome.CANCELLED, None), PLACE)
+    ledger.beat(make_beat("a", [lease.lease], tokens=5), 1.0)
+    ledger.give_back("a", [lease.lease], "owner gone")
+    counts = ledger.state.lease_counts()
+    assert (counts.tokens_lost, counts.tokens_parked) == (2, 3)
+    assert ledger.parked("a", lease.lease) is None
+    again, *_ = grant(ledger, 1, "b", 2)
+    assert again.parked
+    assert ledger.parked("a", again.lease) is None
+    assert ledger.parked("b", again.lease) is not None
+    ledger.deliver(make_row(again, [0] * 3 + [1] * 4), PLACE)
+    counts = ledger.state.lease_counts()
+    assert (counts.tokens_lost, counts.tokens_parked) == (2, 0)
+    assert ledger.state.accounts()[0].generated == 7
 
 
 def test_a_retry_budget_ends_in_a_mask() -> None:

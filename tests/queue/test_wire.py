@@ -10,6 +10,7 @@ from queue_made import make_tasks, make_trajectory
 from slipstream.queue import Malformed, decode, encode, packed
 from slipstream.queue.messages import Lease
 from slipstream.queue.wire import SCHEMA, rows, split
+from slipstream.queue.wire import trajectory as made
 from slipstream.trajectory import Outcome, Trajectory, VersionRun
 
 TASK = make_tasks(1)[0]
@@ -38,6 +39,11 @@ def test_every_field_comes_back() -> None:
         assert dict(row["reward_parts"]) == trajectory.reward_parts
         assert [VersionRun(**run) for run in row["version_runs"]] == trajectory.version_runs
         assert len(row["spans"]) == len(trajectory.spans)
+
+
+def test_a_trajectory_is_made_again_from_its_row() -> None:
+    for row, before in zip(split(decode(encode(several()))), several(), strict=True):
+        assert made(decode([row])) == before
 
 
 def test_the_ledgers_row() -> None:
