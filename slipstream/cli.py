@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from slipstream import checking, reading, trying
+from slipstream import checking, pages, reading, trying
 from slipstream.claim import check_dir, claim, claimed, new_run_dir
 from slipstream.config import Config, RunDir
 from slipstream.configfile import field_help, read_config
@@ -194,5 +194,6 @@ def _parser() -> argparse.ArgumentParser:
 
     checking.add_commands(add)
     reading.add_commands(add)
+    pages.add_commands(add)
     trying.add_commands(add)
     return parser

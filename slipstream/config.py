@@ -350,6 +350,10 @@ class RunDir(msgspec.Struct, frozen=True):
         return self.root / "view"
 
     @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 

@@ -55,12 +55,16 @@ class Key(msgspec.Struct, frozen=True):
     def is_text(self) -> bool:
         return isinstance(_bare(inspect.type_info(self.field.type)), inspect.StrType)
 
+    def of(self, config: Config) -> str:
+        """Its value, as one would write it in TOML."""
+        return as_toml(getattr(getattr(config, self.section), self.name))
+
     @property
     def default(self) -> str:
         """As one would write it in TOML."""
         if self.field.default_factory is not NODEFAULT:
-            return _toml(self.field.default_factory())
-        return "required" if self.field.default is NODEFAULT else _toml(self.field.default)
+            return as_toml(self.field.default_factory())
+        return "required" if self.field.default is NODEFAULT else as_toml(self.field.default)
 
 
 def keys() -> Iterator[Key]:
@@ -76,7 +80,7 @@ def _bare(kind: inspect.Type) -> inspect.Type:
 def _wanted(kind: inspect.Type) -> str:
     kind = _bare(kind)
     if isinstance(kind, inspect.LiteralType):
-        return "one of " + ", ".join(_toml(value) for value in kind.values)
+        return "one of " + ", ".join(as_toml(value) for value in kind.values)
     if isinstance(kind, inspect.BoolType):
         return "true or false"
     if isinstance(kind, inspect.IntType | inspect.FloatType):
@@ -91,12 +95,12 @@ def _wanted(kind: inspect.Type) -> str:
     return 'text in quotes ("...")'
 
 
-def _toml(value: Any) -> str:
+def as_toml(value: Any) -> str:
     """On one line, as one would write it."""
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
+        return "[" + ", ".join(map(as_toml, value)) + "]"
     return msgspec.json.encode(value).decode()
 
 
@@ -134,7 +138,7 @@ def _parse(path: Path) -> Values:
             hint = f"did you mean [{near[0]}]?" if near else f"the sections are {', '.join(sections)}"
             raise UserError(f"[{section}] is not a section; {hint}")
         if not isinstance(inside, dict):
-            raise UserError(f"{section} = {_toml(inside)}: it is a section; write [{section}] and its keys below")
+            raise UserError(f"{section} = {as_toml(inside)}: it is a section; write [{section}] and its keys below")
     return values
 
 
@@ -215,7 +219,7 @@ def _convert(key: Key, value: Any) -> Any:
 
 
 def _wrong(dotted: str, value: Any, instead: str) -> UserError:
-    return UserError(f"{dotted} = {_toml(value)}: {instead}")
+    return UserError(f"{dotted} = {as_toml(value)}: {instead}")
 
 
 # -- checks across keys --------------------------------------------------------------------------------------------

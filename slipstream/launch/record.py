@@ -100,7 +100,7 @@ class Record:
         clocks = [beat.clock for beat in status.rollouters] + ([status.learner] if status.learner else [])
         said = [f"{clock.process}: {clock.now}{f' ({clock.why})' if clock.why else ''}" for clock in clocks]
         if not status.rollouters:
-            said.insert(0, "no rollouter was heard of lately")
+            said.insert(0, f"no rollouter was heard of lately (see {self._run_dir.logs / 'rollouter-0.log'})")
         return "; ".join([*said, f"queue: {status.why or 'leases flow'}"])
 
     def summary(self, restarts: int) -> Summary:

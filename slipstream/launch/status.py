@@ -25,7 +25,7 @@ ANSWER_SECONDS = 3.0
 
 def show_status(config: Config, run_dir: RunDir, console: Console) -> int:
     """Returns the exit code: 1 when the run goes on and its queue does not answer."""
-    status = asyncio.run(_ask(read_url(run_dir.root / "queue.url")))
+    status = asyncio.run(ask_queue(run_dir))
     if status is not None:
         _show(console, config, status)
         return 0
@@ -62,7 +62,9 @@ def supervised(run_dir: RunDir) -> bool:
     return False
 
 
-async def _ask(url: str) -> Status | None:
+async def ask_queue(run_dir: RunDir) -> Status | None:
+    """None when there is no queue, or it does not answer in time."""
+    url = read_url(run_dir.root / "queue.url")
     if not url:
         return None
     try:
@@ -75,10 +77,8 @@ async def _ask(url: str) -> Status | None:
 def _show(console: Console, config: Config, status: Status) -> None:
     _say(console, f"the run goes on: version {status.version} of {config.run.steps}")
     table = Table.grid(padding=(0, 2))
-    for row in [_queue_row(status), _learner_row(status.learner), *map(_rollouter_row, status.rollouters)]:
+    for row in process_rows(status):
         table.add_row(*map(Text, row))
-    if not status.rollouters:
-        table.add_row("rollouters", "none was heard of lately", "", "")
     console.print(table)
     held = heldout_lines(status)
     _say(console, f"held out: {', '.join(held) or 'not evaluated yet'}")
@@ -86,6 +86,12 @@ def _show(console: Console, config: Config, status: Status) -> None:
 
 
 Row = tuple[str, str, str, str]  # who, what it does, for how long, why and with what
+
+
+def process_rows(status: Status) -> list[Row]:
+    rollouters = [_rollouter_row(beat) for beat in status.rollouters]
+    none: list[Row] = [("rollouters", "none was heard of lately", "", "")]
+    return [_queue_row(status), _learner_row(status.learner), *(rollouters or none)]
 
 
 def _queue_row(status: Status) -> Row:

@@ -30,6 +30,7 @@ START_SECONDS = 60.0  # for the queue to be there
 QUIET_SECONDS = 60.0  # without a delivery or a step before the run says for what it waits
 ALL_FAILED = 64  # trajectories, all failed, after which going on is no use
 GRACE, LEARNER_GRACE = 10.0, 60.0  # seconds from SIGTERM to SIGKILL; the learner finishes and saves
+REPORT_SECONDS = 300.0  # for the page at the end; a day of trajectories takes about half a minute
 KILL_SECONDS = 10.0  # from SIGKILL to giving up on a process that the kernel does not end
 STATUS_SECONDS = 2.0  # for the queue to answer before it counts as away
 
@@ -99,9 +100,31 @@ class Supervisor:
         summary.write(self._run_dir.summary)
         if code != 2:
             summary.show(self._display.console, self._run_dir.summary)
+            await self._report()
         if why:
             self._display.console.print(f"slipstream: {why}", markup=False, highlight=False, soft_wrap=True)
         return code
+
+    async def _report(self) -> None:
+        """RUN/report.html, by a process of its own: whatever it comes to, the run ended as it did."""
+        child, signals = (
+            Child("report", ["slipstream", "report", str(self._run_dir.root)], self._run_dir.logs / "report.log"),
+            self._signals,
+        )
+        if signals > 1:
+            return
+        self._display.say("making the report; Ctrl-C leaves it out")
+        child.start()
+        await self._gone([child], REPORT_SECONDS, lambda: self._signals > signals)
+        if (code := child.ended()) == 0:
+            said = f"report: {self._run_dir.report}"
+        elif code is None:
+            child.kill()
+            await self._gone([child], KILL_SECONDS, lambda: False)
+            said = f"no report; to make it: slipstream report {self._run_dir.root}"
+        else:
+            said = f"no report: {child.complaint()}"
+        self._display.console.print(said, markup=False, highlight=False, soft_wrap=True)
 
     def _on_signal(self) -> None:
         self._signals += 1

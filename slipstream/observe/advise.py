@@ -27,6 +27,13 @@ class Advice(msgspec.Struct, frozen=True):
     key: str = ""
     value: str = ""
 
+    @property
+    def sentence(self) -> str:
+        """`says` with a point at its end and, unless it begins with a name, a capital at its start."""
+        said = self.says if self.says.endswith(".") else f"{self.says}."
+        is_name = any(mark in said.split()[0] for mark in "./")
+        return said if is_name else f"{said[0].upper()}{said[1:]}"
+
 
 def health(config: Config, metrics: Sequence[dict[str, float]]) -> list[Advice]:
     """Of the last steps. Empty: nothing that is measured is beyond its threshold."""

@@ -257,7 +257,7 @@ def _point(setting: float, result: Result) -> Point:
 
 def text(report: Report) -> str:
     advised = report.advised
-    lines = [_sentence(advice) for advice in report.sentences]
+    lines = [f"- {advice.sentence}" for advice in report.sentences]
     lines += [f"  ({note})" for note in report.notes]
     lines += [
         "",
@@ -271,12 +271,6 @@ def text(report: Report) -> str:
         _row("real", report.real),
     ]
     return "\n".join(lines)
-
-
-def _sentence(advice: Advice) -> str:
-    said = advice.says if advice.says.endswith(".") else f"{advice.says}."
-    is_name = any(mark in said.split()[0] for mark in "./")
-    return f"- {said}" if is_name else f"- {said[0].upper()}{said[1:]}"
 
 
 def _row(name: str, point: Point) -> str:

@@ -4,14 +4,9 @@ The engine process is spawned here, not forked: the test process already has thr
 """
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
 from array import array
 from pathlib import Path
 
-import psutil
 import pytest
 import pytest_asyncio
 import torch
@@ -266,36 +261,3 @@ async def test_a_tensor_the_engine_has_no_place_for_is_named(engine: Engine, pub
     extra = dict(publisher.start) | {"model.layers.0.self_attn.o_proj.bias": torch.zeros(64)}
     with pytest.raises(WeightsRejected, match=r"o_proj\.bias"):
         await engine.load(publisher.publish(extra))
-
-
-SCRIPT = """
-import asyncio, sys
-from slipstream.config import EngineSection
-from slipstream.rollouter.engine import Engine, prepare_environment
-section = EngineSection(max_model_len=512, kv_cache_mb=64)
-prepare_environment(section)
-async def main():
-    engine = Engine.start(sys.argv[1], "auto", section, 4)
-    print("up", flush=True)
-    await asyncio.sleep(600)
-asyncio.run(main())
-"""
-
-
-async def test_sigkill_leaves_no_engine_behind(publisher: Publisher) -> None:
-    """The forked engine process dies with the process that embeds it."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(publisher.folder / "model")], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        while process.stdout.readline().strip() != "up":
-            assert process.poll() is None
-        children = psutil.Process(process.pid).children(recursive=True)
-        assert children
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        _, alive = psutil.wait_procs(children, timeout=10)
-        assert not alive
-    finally:
-        process.kill()
