@@ -33,6 +33,8 @@ def test_from_start_to_summary(whole: Whole) -> None:
     assert summary["mismatch_kl_k3"] is None  # no step had a finite one
     assert "step 3/3" in output
     assert "100.0% before, 100.0% after" in output
+    assert f"report: {whole.root}/report.html" in output
+    assert "100.0%<small>100.0% before" in (whole.root / "report.html").read_text()
 
 
 def test_a_queue_that_dies_over_a_request_is_started_again_and_answers_it(whole: Whole) -> None:
