@@ -9,9 +9,9 @@ from typing import Any
 
 from slipstream.agent_loop.calls import Parsed, parse_turn
 from slipstream.agent_loop.formats import HERMES, detect
-from slipstream.agent_loop.text import HuggingFaceTokenizer, Messages, Text, envelope
+from slipstream.agent_loop.text import HuggingFaceTokenizer, Messages, Text, envelope, with_objects
 from slipstream.errors import UserError
-from slipstream.tools import Tool, tool
+from slipstream.tools import Shown, tool
 
 SAID = "Sure."  # a turn that no template has a reason to touch; what comes after it is the glue
 CONTEXT: Messages = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": SAID}]
@@ -64,13 +64,13 @@ class BridgeRenderer(Text):
         except UserError as error:
             self._no_tools = str(error)
 
-    def start(self, messages: Messages, tools: Sequence[Tool]) -> list[int]:
+    def start(self, messages: Messages, tools: Sequence[Shown]) -> list[int]:
         if tools and self._no_tools:
             raise UserError(self._no_tools)
-        fenced, contents = self.fence(messages)
+        fenced, contents = self.fence(with_objects(messages))
         return self.encode_around(self._render(fenced, tools, generate=True), contents)
 
-    def extend(self, stream: Sequence[int], messages: Messages, tools: Sequence[Tool]) -> list[int]:
+    def extend(self, stream: Sequence[int], messages: Messages, tools: Sequence[Shown]) -> list[int]:
         fenced, contents = self.fence(messages)
         before = self._render(CONTEXT, tools)
         said = before[: before.rindex(SAID) + len(SAID)]
@@ -80,7 +80,7 @@ class BridgeRenderer(Text):
         glue = self.encode_around(whole[len(said) :], contents)  # begins with the template's end of turn
         return glue[1:] if stream[-1] == glue[0] else glue
 
-    def parse(self, sampled: Sequence[int], tools: Sequence[Tool]) -> Parsed:
+    def parse(self, sampled: Sequence[int], tools: Sequence[Shown]) -> Parsed:
         ids = list(sampled)
         if ids and ids[-1] in self.stop_token_ids:
             ids.pop()
@@ -98,7 +98,7 @@ class BridgeRenderer(Text):
         end_of_text: int | None = self._template.eos_token_id
         return stop if end_of_text is None or end_of_text in stop else [*stop, end_of_text]
 
-    def _render(self, messages: Messages, tools: Sequence[Tool] = (), *, generate: bool = False) -> str:
+    def _render(self, messages: Messages, tools: Sequence[Shown] = (), *, generate: bool = False) -> str:
         schemas = [envelope(each) for each in tools]
         try:
             return str(
@@ -110,7 +110,7 @@ class BridgeRenderer(Text):
             roles = ", ".join(message["role"] for message in messages)
             raise UserError(f"chat template of {self.name!r} cannot render the roles {roles}: {error}") from error
 
-    def _prove(self, conversation: Messages, tools: Sequence[Tool]) -> None:
+    def _prove(self, conversation: Messages, tools: Sequence[Shown]) -> None:
         """Build the conversation by start and extend, and compare with the template's own at every turn."""
         turns = [at for at, message in enumerate(conversation) if message["role"] == "assistant"]
         stream = self.encode(self._render(conversation[: turns[0]], tools, generate=True))

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from slipstream.tools import Tool
+from slipstream.tools import Shown
 
 MOST_CALLS = 32  # of one turn; what is over is answered with one error
 
@@ -41,12 +41,12 @@ class Parsed(msgspec.Struct, frozen=True):
 class Reader(Protocol):
     """A format that calls are written in."""
 
-    def calls(self, text: str, tools: Sequence[Tool]) -> list[ToolCall]: ...
+    def calls(self, text: str, tools: Sequence[Shown]) -> list[ToolCall]: ...
 
     def content(self, text: str) -> str: ...
 
 
-def parse_turn(text: str, reader: Reader, tools: Sequence[Tool], *, opened: bool = False) -> Parsed:
+def parse_turn(text: str, reader: Reader, tools: Sequence[Shown], *, opened: bool = False) -> Parsed:
     """Content and calls of one turn's text (its stop token already gone). `opened`: the prompt began with <think>."""
     text = "<think>" + text if opened else text
     spoken = _THINK.sub("", text)

@@ -18,7 +18,7 @@ from slipstream.agent_loop.episode import Branch, Episode
 from slipstream.agent_loop.sampler import Finish
 from slipstream.agent_loop.text import Messages
 from slipstream.task import Task
-from slipstream.tools import Tool
+from slipstream.tools import Shown
 from slipstream.trajectory import Outcome, SpanKind
 
 if TYPE_CHECKING:
@@ -31,6 +31,14 @@ class Said(msgspec.Struct, frozen=True):
     text: str
     calls: list[ToolCall]
     cut: bool
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """Base URLs for clients, which may be in another process of this machine."""
+
+    openai: str  # chat completions and responses
+    anthropic: str  # messages
+    key: str  # stands in both URLs; as an API key it does as well, where only http://HOST:PORT[/v1] is given
 
 
 class Chat(Protocol):
@@ -67,6 +75,11 @@ class Chat(Protocol):
         """
         ...
 
+    async def serve(self) -> Endpoint:
+        """Addresses at which any OpenAI or Anthropic client speaks with this trajectory's model, until the agent
+        returns. Its conversations are branches beside this one."""
+        ...
+
 
 Agent = Callable[[Task, Chat], Awaitable[str | None]]
 
@@ -79,6 +92,8 @@ async def lead(loop: "AgentLoop", branch: Branch, agent: Agent) -> Outcome:
     except Exception as error:
         raise episode.ended or _alone(error) from error
     finally:  # what it left running says nothing more
+        for close in episode.on_end:
+            close()
         over, episode.ended = episode.ended, episode.ended or Ended(Outcome.CANCELLED, "the agent returned")
     if over is not None:
         raise over
@@ -92,7 +107,7 @@ async def lead(loop: "AgentLoop", branch: Branch, agent: Agent) -> Outcome:
     return Outcome.TRUNCATED_TOKENS if episode.cut else Outcome.FINISHED
 
 
-def begun(loop: "AgentLoop", episode: Episode, messages: Messages, tools: Sequence[Tool]) -> Branch:
+def begun(loop: "AgentLoop", episode: Episode, messages: Messages, tools: Sequence[Shown]) -> Branch:
     """Another branch, unless the trajectory has ended. Raises ContextFull where it has no room for these messages."""
     if episode.ended is not None:
         raise episode.ended
@@ -101,6 +116,16 @@ def begun(loop: "AgentLoop", episode: Episode, messages: Messages, tools: Sequen
     except ContextFull:
         episode.cut = True
         raise
+
+
+def may_speak(loop: "AgentLoop", branch: Branch) -> None:
+    """Raises Ended where a budget is out, ContextFull where the branch has no room."""
+    if branch.episode.asked >= loop.limits.max_turns:
+        raise Ended(Outcome.TRUNCATED_TURNS, f"all {loop.limits.max_turns} turns are taken (rollout.max_turns)")
+    if loop.budget(branch.episode) <= 0:
+        raise Ended(Outcome.TRUNCATED_TOKENS, f"all {loop.limits.max_tokens} tokens are spent (rollout.max_tokens)")
+    if loop.room(branch) <= 0:
+        raise ContextFull(f"the conversation has {len(branch.stream)} tokens (engine.max_model_len)")
 
 
 def _alone(error: Exception) -> Exception:
@@ -134,12 +159,7 @@ class Conversation:
             self._not_while_speaking("say()")
             if not self._models_turn:
                 raise RuntimeError("say() after say(): run() its calls or tell() it something first")
-            if episode.asked >= self._loop.limits.max_turns:
-                raise Ended(Outcome.TRUNCATED_TURNS)
-            if self._loop.budget(episode) <= 0:
-                raise Ended(Outcome.TRUNCATED_TOKENS)
-            if self._loop.room(self._branch) <= 0:
-                raise ContextFull(f"the conversation has {len(self._branch.stream)} tokens (engine.max_model_len)")
+            may_speak(self._loop, self._branch)
             self._speaking = True
             try:
                 finish, calls = await self._loop.say(self._branch)
@@ -171,7 +191,15 @@ class Conversation:
             self._not_while_speaking("branch()")
             return Conversation(self._loop, self._branch.fork(), models_turn=self._models_turn)
 
-    def _named(self, names: Sequence[str] | None) -> list[Tool]:
+    async def serve(self) -> Endpoint:
+        episode = self._branch.episode
+        if episode.ended is not None:
+            raise episode.ended
+        endpoint, close = self._loop.door().admit(episode)
+        episode.on_end.append(close)
+        return endpoint
+
+    def _named(self, names: Sequence[str] | None) -> list[Shown]:
         if names is None:
             return self._branch.tools
         known = {each.name: each for each in self._loop.environment.tools}

@@ -7,13 +7,13 @@ there. So a trajectory made of all branches trains each sampled token once.
 import hashlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from slipstream.agent_loop.ended import Ended
 from slipstream.agent_loop.stream import TokenStream, end_to_end
 from slipstream.agent_loop.text import Messages
 from slipstream.task import Task
-from slipstream.tools import Session, Tool
+from slipstream.tools import Session, Shown
 from slipstream.trajectory import SpanKind
 
 
@@ -32,6 +32,7 @@ class Episode:
         self.answer = ""
         self.cut = False  # whether the last turn of any branch was cut, or had no room
         self.ended: Ended | None = None  # a budget that is out is out for every branch
+        self.on_end: list[Callable[[], None]] = []  # called when the agent has returned
         self.asked = 0  # requests to the engine
         self.turn = 0
         self.tool_calls = 0
@@ -61,7 +62,7 @@ class Episode:
 class Branch:
     """One conversation: its messages, the tools that its prompt shows, and its tokens, which only grow."""
 
-    def __init__(self, episode: Episode, tools: Sequence[Tool], messages: Messages) -> None:
+    def __init__(self, episode: Episode, tools: Sequence[Shown], messages: Messages) -> None:
         self.episode, self.tools, self.messages = episode, list(tools), messages
         self.stream = TokenStream()
         episode.branches.append(self)

@@ -14,9 +14,9 @@ import msgspec
 
 from slipstream.agent_loop.calls import Parsed, ToolCall, bad, capped, checked, parse_turn
 from slipstream.agent_loop.formats import FORMATS
-from slipstream.agent_loop.text import HuggingFaceTokenizer, Messages, Text, envelope
+from slipstream.agent_loop.text import HuggingFaceTokenizer, Messages, Text, envelope, with_objects
 from slipstream.errors import UserError
-from slipstream.tools import Tool, tool
+from slipstream.tools import Shown, tool
 
 log = logging.getLogger(__name__)
 
@@ -60,11 +60,11 @@ class FamilyRenderer(Text):
     def _turns(self) -> list[list[int]]:
         return [self.encode("Sure."), self.encode("</think>\n\nSure.")]
 
-    def start(self, messages: Messages, tools: Sequence[Tool]) -> list[int]:
-        fenced, self._encoder.contents = self.fence(messages)
+    def start(self, messages: Messages, tools: Sequence[Shown]) -> list[int]:
+        fenced, self._encoder.contents = self.fence(with_objects(messages))
         return list(self._inner.render_ids(fenced, tools=self._specs(tools), add_generation_prompt=True))
 
-    def extend(self, stream: Sequence[int], messages: Messages, tools: Sequence[Tool]) -> list[int]:
+    def extend(self, stream: Sequence[int], messages: Messages, tools: Sequence[Shown]) -> list[int]:
         if self._said is None:
             raise UserError(f"the renderer {self.family!r} cannot append to a sampled turn of {self.name!r}")
         fenced, self._encoder.contents = self.fence(messages)
@@ -79,7 +79,7 @@ class FamilyRenderer(Text):
         said: list[int],
         stop: int | None,
         messages: Messages | None = None,
-        tools: Sequence[Tool] = (),
+        tools: Sequence[Shown] = (),
     ) -> list[int]:
         """What the package appends to a turn of ours. [] when it would rather render everything anew."""
         turn = said if stop is None else [*said, stop]
@@ -90,10 +90,10 @@ class FamilyRenderer(Text):
             return []
         return list(bridged.token_ids[len(before) :])
 
-    def _specs(self, tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
+    def _specs(self, tools: Sequence[Shown]) -> list[dict[str, Any]] | None:
         return [envelope(each) if self._enveloped else each.schema for each in tools] or None
 
-    def parse(self, sampled: Sequence[int], tools: Sequence[Tool]) -> Parsed:
+    def parse(self, sampled: Sequence[int], tools: Sequence[Shown]) -> Parsed:
         if self._format is not None:
             ids = list(sampled)
             said = ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids

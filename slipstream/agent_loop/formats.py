@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from slipstream.agent_loop.calls import ToolCall, bad, checked, one_object
-from slipstream.tools import Tool
+from slipstream.tools import Shown
 
-Read = Callable[[str, Sequence[Tool]], list[ToolCall]]  # of one match's text
+Read = Callable[[str, Sequence[Shown]], list[ToolCall]]  # of one match's text
 
 
 class Format(msgspec.Struct, frozen=True):
@@ -25,7 +25,7 @@ class Format(msgspec.Struct, frozen=True):
     attempt: re.Pattern[str]
     read: Read
 
-    def calls(self, text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+    def calls(self, text: str, tools: Sequence[Shown]) -> list[ToolCall]:
         return [call for match in self.attempt.finditer(text) for call in self.read(match.group(0), tools)]
 
     def content(self, text: str) -> str:
@@ -44,7 +44,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 # -- <tool_call>{"name": ..., "arguments": {...}}</tool_call> (Hermes, Qwen)
 
 
-def _hermes(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+def _hermes(text: str, tools: Sequence[Shown]) -> list[ToolCall]:
     if not text.endswith("</tool_call>"):
         return [bad("a <tool_call> was not closed with </tool_call>")]
     return [one_object(text.removeprefix("<tool_call>").removesuffix("</tool_call>"))]
@@ -58,7 +58,7 @@ _FUNCTION = _pattern(r"<function=([^>\s]+)>(.*)</function>\s*(?:</tool_call>)?\s
 _PARAMETER = _pattern(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>")
 
 
-def _coder(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+def _coder(text: str, tools: Sequence[Shown]) -> list[ToolCall]:
     found = _FUNCTION.search(text)
     if found is None:
         return [bad("a call is <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>")]
@@ -73,7 +73,7 @@ def _coder(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
 _ARGUMENT = _pattern(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*")
 
 
-def _glm(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+def _glm(text: str, tools: Sequence[Shown]) -> list[ToolCall]:
     if not text.endswith("</tool_call>"):
         return [bad("a <tool_call> was not closed with </tool_call>")]
     inside = text.removeprefix("<tool_call>").removesuffix("</tool_call>")
@@ -84,7 +84,7 @@ def _glm(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
     return [_typed(name, [(k.strip(), v) for k, v in _ARGUMENT.findall(key + rest)], tools)]
 
 
-def _typed(name: str, values: list[tuple[str, str]], tools: Sequence[Tool]) -> ToolCall:
+def _typed(name: str, values: list[tuple[str, str]], tools: Sequence[Shown]) -> ToolCall:
     """Values are written bare: text where the schema wants text, else JSON."""
     schema = next((each.schema["parameters"]["properties"] for each in tools if each.name == name), dict[str, Any]())
     if len({key for key, _ in values}) < len(values):
@@ -107,7 +107,7 @@ def _bare(value: str, schema: dict[str, Any]) -> Any:
 # -- {"name": ..., "parameters": {...}} and nothing else, several with ; between them (Llama 3)
 
 
-def _llama(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+def _llama(text: str, tools: Sequence[Shown]) -> list[ToolCall]:
     rest = text.strip().removeprefix("<|python_tag|>").strip()
     calls: list[ToolCall] = []
     while rest:
@@ -125,7 +125,7 @@ def _llama(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
 _MISTRAL_ONE = _pattern(r"\s*([^\[\]{}\s]+)\s*(?:\[CALL_ID\]([^\[\s]+)\s*)?(?:\[ARGS\])?\s*(\{.*)")
 
 
-def _mistral(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+def _mistral(text: str, tools: Sequence[Shown]) -> list[ToolCall]:
     body = text.removeprefix("[TOOL_CALLS]").strip()
     if found := _MISTRAL_ONE.fullmatch(body):
         name, identity, arguments = found.groups()
@@ -145,7 +145,7 @@ _DEEPSEEK_ONE = _pattern(
 _DEEPSEEK_FENCED = _pattern(r"\s*(\S+)\s*```(?:json)?\s*(.*?)\s*```\s*")
 
 
-def _deepseek(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+def _deepseek(text: str, tools: Sequence[Shown]) -> list[ToolCall]:
     calls: list[ToolCall] = []
     for first, second, end in _DEEPSEEK_ONE.findall(text):
         if not end:
@@ -166,7 +166,7 @@ _KIMI_ONE = _pattern(
 )
 
 
-def _kimi(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
+def _kimi(text: str, tools: Sequence[Shown]) -> list[ToolCall]:
     calls: list[ToolCall] = []
     for identity, arguments, end in _KIMI_ONE.findall(text):
         name = identity.strip().removeprefix("functions.").rpartition(":")[0]

@@ -10,6 +10,7 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,10 +27,13 @@ from slipstream.agent_loop.text import Messages
 from slipstream.config import RolloutSection
 from slipstream.rewards import Evidence, RewardFailed, score
 from slipstream.task import Task
-from slipstream.tools import Executor, Tool, ToolError, ToolResult
+from slipstream.tools import Executor, Shown, ToolError, ToolResult
 from slipstream.tooluse import ToolUse
 from slipstream.trajectory import Outcome, SpanKind, Trajectory, TrajectoryDetail
 from slipstream.usercall import UserCalls
+
+if TYPE_CHECKING:
+    from slipstream.agent_loop.endpoint.door import Door
 
 SCORED = frozenset({Outcome.FINISHED, Outcome.TRUNCATED_TOKENS, Outcome.TRUNCATED_TURNS})
 # The engine and the tools keep to the deadline themselves; past it by this much, the trajectory is ended from outside.
@@ -57,9 +61,23 @@ class AgentLoop:
         self._beginning = asyncio.Lock()
         self._on_tools = on_tools
         self._on_park = on_park if limits.park_seconds and environment.agent is None else None
+        self._door: Door | None = None
         self._running: dict[int, Episode] = {}
         # A template that cannot show this environment's tools or system prompt is refused now, not in every trajectory.
         renderer.start(environment.first_messages(Task(id="", prompt="Hi.")), environment.tools)
+
+    def door(self) -> "Door":
+        """Where agents of any make come in over HTTP; opened when the first one is served."""
+        if self._door is None:
+            from slipstream.agent_loop.endpoint.door import Door
+
+            self._door = Door(self)
+        return self._door
+
+    async def close(self) -> None:
+        """Once, when no trajectory runs any more."""
+        if self._door is not None:
+            await self._door.close()
 
     def tokens_in_flight(self, lease: int) -> int:
         """Tokens that a running trajectory sampled so far, in turns that ended."""
@@ -192,7 +210,7 @@ class AgentLoop:
         except ContextFull as full:
             raise Ended(Outcome.INVALID, full.why) from full
 
-    def branch(self, episode: Episode, messages: Messages, tools: Sequence[Tool]) -> Branch:
+    def branch(self, episode: Episode, messages: Messages, tools: Sequence[Shown]) -> Branch:
         """A conversation that begins with these messages. Raises ContextFull."""
         branch = Branch(episode, tools, [])
         branch.add(messages)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from slipstream.agent_loop.calls import Parsed
 from slipstream.agent_loop.text import HuggingFaceTokenizer, Messages
 from slipstream.errors import UserError
-from slipstream.tools import Tool
+from slipstream.tools import Shown
 
 log = logging.getLogger(__name__)
 
@@ -20,16 +20,16 @@ log = logging.getLogger(__name__)
 class Renderer(Protocol):
     stop_token_ids: list[int]  # the first is the template's own end of turn
 
-    def start(self, messages: Messages, tools: Sequence[Tool]) -> list[int]:
+    def start(self, messages: Messages, tools: Sequence[Shown]) -> list[int]:
         """The first prompt, generation prompt included."""
         ...
 
-    def extend(self, stream: Sequence[int], messages: Messages, tools: Sequence[Tool]) -> list[int]:
+    def extend(self, stream: Sequence[int], messages: Messages, tools: Sequence[Shown]) -> list[int]:
         """What follows a sampled turn that ends `stream` (with its stop token, or cut short of it): glue, the new
         messages, the generation prompt."""
         ...
 
-    def parse(self, sampled: Sequence[int], tools: Sequence[Tool]) -> Parsed:
+    def parse(self, sampled: Sequence[int], tools: Sequence[Shown]) -> Parsed:
         """A sampled turn as content and tool calls."""
         ...
 

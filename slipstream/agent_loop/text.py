@@ -10,15 +10,30 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from slipstream.tools import Tool
+from slipstream.tools import Shown
 
 Messages = list[dict[str, Any]]
 HuggingFaceTokenizer = Any  # transformers.PreTrainedTokenizerBase, most of whose types are unknown to a checker
 
 
-def envelope(tool: Tool) -> dict[str, Any]:
+def envelope(tool: Shown) -> dict[str, Any]:
     """A tool as chat templates are given it."""
     return {"type": "function", "function": tool.schema}
+
+
+def with_objects(messages: Messages) -> Messages:
+    """The arguments of past calls as objects, not as JSON text, which many templates would encode once more."""
+    return [
+        {**message, "tool_calls": list(map(_read, message["tool_calls"]))} if message.get("tool_calls") else message
+        for message in messages
+    ]
+
+
+def _read(call: dict[str, Any]) -> dict[str, Any]:
+    function: dict[str, Any] = call["function"]
+    if not isinstance(function["arguments"], str):
+        return call
+    return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
 
 
 class Text:

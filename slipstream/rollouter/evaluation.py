@@ -99,6 +99,7 @@ async def _attempt_all(
 
         async with asyncio.TaskGroup() as everything:
             going = [everything.create_task(attempt(number)) for number in range(len(tasks) * samples)]
+        await agents.close()
         return [task.result() for task in going]
     finally:
         engine.shutdown()

@@ -82,6 +82,7 @@ class Rollouter:
             trajectories = await everything.create_task(self._until_over(everything))
             for task in list(trajectories):
                 task.cancel()
+        await self._agents.close()
         self._client.give_up_after = LEAVE_SECONDS
         if self._leases:  # somebody else, or a later process, makes them anew
             await self._client.give_back(list(self._leases), reason="rollouter left")

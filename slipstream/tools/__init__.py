@@ -2,13 +2,14 @@
 
 from slipstream.tools.executor import Executor, Session, ToolError, ToolResult
 from slipstream.tools.python import python_interpreter, python_program
-from slipstream.tools.tool import Tool, ToolFailed, tool
+from slipstream.tools.tool import Shown, Tool, ToolFailed, tool
 from slipstream.tools.toolset import AnyTool, Toolbox, ToolSet
 
 __all__ = [
     "AnyTool",
     "Executor",
     "Session",
+    "Shown",
     "Tool",
     "ToolError",
     "ToolFailed",

@@ -7,7 +7,7 @@ refused where the function is written, not where a model first calls it.
 import inspect
 import types
 from collections.abc import Callable
-from typing import Any, get_type_hints
+from typing import Any, Protocol, get_type_hints
 
 import msgspec
 
@@ -19,6 +19,13 @@ SECTIONS = ("args:", "arguments:", "returns:", "yields:", "raises:", "example:",
 class ToolFailed(Exception):
     """Raise it in a tool to say that infrastructure broke, through no fault of the model: the trajectory then ends as
     `tool_failed`. Any other exception is shown to the model as an error it may correct."""
+
+
+class Shown(Protocol):
+    """What a model is told of a tool: all that a chat template needs, whoever runs it."""
+
+    name: str
+    schema: dict[str, Any]  # name, description, and a JSON schema of the parameters
 
 
 class Tool:

@@ -86,7 +86,7 @@ def test_loading_errors_name_the_key_and_the_line(tmp_path, spec, source, says):
 
 async def test_the_page_on_agents_does_what_it_says(tmp_path, renderer, script, limits):
     page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
-    world, notes, agent, branching = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    world, notes, agent, branching, served = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (row,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
     (tmp_path / "world.py").write_text(world)
     (tmp_path / "shelf.jsonl").write_text(row)
@@ -103,9 +103,10 @@ async def test_the_page_on_agents_does_what_it_says(tmp_path, renderer, script, 
     assert (trajectory.turns, trajectory.tool_calls, trajectory.tool_errors) == (2, 2, 0)
     assert trajectory.reward_parts == {"right": 1.0, "brief": 1.0}
     assert trajectory.reward == pytest.approx(1.1)
-    exec(branching, names)
-    for name, replies in {"frugal": ["3"], "two_heads": ["", "3"]}.items():
+    exec(branching + served, names)
+    for name, replies in {"frugal": ["3"], "two_heads": ["", "3"], "black_box": ["3"]}.items():
         led = Environment(tools=environment.tools, rewards=environment.rewards, agent=names[name])
         loop = AgentLoop(led, renderer, script(*replies), limits)
         trajectory = await loop.run(lease=0, group=0, task=task, attempt=0, seed=0, t_leased=0.0)
+        await loop.close()
         assert trajectory.reward_parts == {"right": 1.0, "brief": 1.0}
