@@ -19,19 +19,19 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "learner"))
+sys.path[0] = str(Path(__file__).resolve().parents[1] / "tests" / "learner")  # benchmarks/queue.py is no `queue`
 
-import torch
-from learner_run import ended, settings, until, world
-from learner_world import save_tiny_model, save_tokenizer
+import torch  # noqa: E402
+from learner_run import ended, settings, until, world  # noqa: E402
+from learner_world import save_tiny_model, save_tokenizer  # noqa: E402
 
-from slipstream.config import RunDir
-from slipstream.configfile import read_config
-from slipstream.learner import checkpoint
-from slipstream.learner.optimizer import Optimizer, learning_rate
-from slipstream.learner.policy import Policy
-from slipstream.learner.recording import read_recording
-from slipstream.learner.replay import Replay
+from slipstream.config import RunDir  # noqa: E402
+from slipstream.configfile import read_config  # noqa: E402
+from slipstream.learner import checkpoint  # noqa: E402
+from slipstream.learner.optimizer import Optimizer, learning_rate  # noqa: E402
+from slipstream.learner.policy import Policy  # noqa: E402
+from slipstream.learner.recording import read_recording  # noqa: E402
+from slipstream.learner.replay import Replay  # noqa: E402
 
 TESTS = Path(__file__).parents[1] / "tests" / "learner"
 EVERY = 3

@@ -17,10 +17,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "faults"))
+sys.path[0] = str(Path(__file__).resolve().parents[1] / "tests" / "faults")  # benchmarks/queue.py is no `queue`
 
-from ordeal import KINDS, ROLES, Outcome, faults_of, inflict, outcome
-from small_run import SmallRun, save_small_model
+from ordeal import KINDS, ROLES, Outcome, faults_of, inflict, outcome  # noqa: E402
+from small_run import SmallRun, save_small_model  # noqa: E402
 
 STEPS, PATIENCE = 40, 180.0
 

@@ -132,7 +132,7 @@ class Engine:
     async def sample(self, request: SampleRequest) -> Sample:
         """Raises EngineFailed. Cancelling the call aborts the request in the engine."""
         await self._open.wait()
-        started = time.time()
+        started = time.monotonic()
         self._count(1)
         try:
             return await self._sample(request, started)
@@ -188,7 +188,7 @@ class Engine:
             version_runs=version_runs(spans or [], len(tokens)),
             finish={"stop": Finish.STOP, "length": Finish.LENGTH}.get(finish or "", Finish.ABORTED),
             t_first_token=first or time.time(),
-            seconds=time.time() - started,
+            seconds=time.monotonic() - started,
         )
 
     def _abort(self, name: str) -> None:
