@@ -26,6 +26,8 @@ class Record:
         self._train_from: float | None = None
         self._train_to: float | None = None
         self._status: Status | None = None
+        self._at_version: Status | None = None  # the first status with the newest version
+        self._since_version = self._began
         self._journal: RunAccounts | None = None
         self._answered = self._began  # when the queue last said something
         self._metrics: list[dict[str, float]] = []
@@ -44,6 +46,8 @@ class Record:
         """Take in a status; whether anything moved since the last."""
         before, self._status = self._status, status
         self._answered = time.monotonic()
+        if self._at_version is None or self._at_version.version != status.version:
+            self._at_version, self._since_version = status, self._answered
         for beat in status.rollouters:
             self._observe_beat(beat)
         self._read_metrics()
@@ -102,6 +106,23 @@ class Record:
         if not status.rollouters:
             said.insert(0, f"no rollouter was heard of lately (see {self._run_dir.logs / 'rollouter-0.log'})")
         return "; ".join([*said, f"queue: {status.why or 'leases flow'}"])
+
+    def barren(self, seconds: float) -> str:
+        """Why deliveries flow and no step is made, when that goes on for `seconds`; "" when it does not."""
+        since = time.monotonic() - self._since_version
+        training = self._train_from is not None and self._train_to is None
+        if not training or self._status is None or self._at_version is None or since < seconds:
+            return ""
+        before, now = self._at_version.trajectories, self._status.trajectories
+        equal, made = now.zero_signal - before.zero_signal, now.generated - before.generated
+        if not equal:
+            return ""
+        return (
+            f"no step for {since:.0f} s: of {made:,} trajectories since the last one, {equal:,} were in groups whose "
+            f"rewards are all equal, which teach nothing; the tasks may be too hard or too easy for the model "
+            f"(slipstream show {self._run_dir.root} --trajectory N), the reward may never vary, or "
+            f"rollout.group = {self._config.rollout.group} be too small"
+        )
 
     def summary(self, restarts: int) -> Summary:
         status = self._status

@@ -70,6 +70,7 @@ class Supervisor:
         self._model_before = _mark(self._model)
         self._signals = 0  # Ctrl-C or SIGTERM so far: the first ends the run in order, the second at once
         self._moved = time.monotonic()
+        self._say_barren_from = 0.0  # monotonic
 
     def _child(self, role: str, name: str = "") -> Child:
         command = ["slipstream", role, str(self._run_dir.config), "--dir", str(self._run_dir.root)]
@@ -305,6 +306,9 @@ class Supervisor:
         if quiet > QUIET_SECONDS:
             self._display.say(f"nothing moved for {quiet:.0f} s: {self._record.waits()}")
             self._moved = time.monotonic()
+        elif time.monotonic() > self._say_barren_from and (why := self._record.barren(QUIET_SECONDS)):
+            self._display.say(why)
+            self._say_barren_from = time.monotonic() + QUIET_SECONDS
 
 
 def read_url(path: Path) -> str:

@@ -137,3 +137,23 @@ def test_the_identity_shows_what_there_is() -> None:
     assert identity(counts) == "1,234 tokens = 1,000 trained + 200 failed (timeout) + 34 in flight"
     counts.trained += 1
     assert identity(counts).startswith("1,234 tokens != 1,001 trained")
+
+
+def test_deliveries_that_teach_nothing_are_said_once_no_step_comes_of_them(tmp_path: Path) -> None:
+    def after(zero_signal: int, version: int = 0) -> Status:
+        counts = Accounts(generated=2 * zero_signal, zero_signal=zero_signal, in_flight=zero_signal)
+        return msgspec.structs.replace(status(version=version), trajectories=counts)
+
+    seen = record(tmp_path)
+    seen.observe(after(0))
+    seen.observe(after(8))
+    assert seen.barren(0) == ""  # nobody trains yet
+    seen.training_began()
+    assert seen.barren(60) == ""  # not for so long
+    assert seen.barren(0).startswith("no step for 0 s: of 16 trajectories since the last one, 8 were in groups whose ")
+    assert "rollout.group = 8" in seen.barren(0)
+    seen.observe(after(9, version=1))
+    assert seen.barren(0) == ""  # none since that step
+    seen.training_ended()
+    seen.observe(after(20, version=1))
+    assert seen.barren(0) == ""
