@@ -104,6 +104,8 @@ REQUESTS: list[ms.Request] = [
     ms.Settle(groups=[0], fates=[ms.Fate(lease=1, outcome="finished", trained=3)], version=1),
     ms.Checkpointed(version=1),
     ms.Evaluate(version=0),
+    ms.AskParked(name="a", lease=1),
+    ms.DropParked(name="a", lease=1),
 ]
 NUMBERS = st.one_of(st.integers(-3, 6), st.integers(-(1 << 63), (1 << 64) - 1))
 
@@ -158,6 +160,10 @@ def test_requests_with_any_numbers_leave_a_ledger_that_adds_up(said: list[bytes]
                 ledger.checkpointed(request.version)
             case ms.Evaluate():
                 ledger.evaluate(request.version)
+            case ms.AskParked():
+                ledger.parked(request.name, request.lease)
+            case ms.DropParked():
+                ledger.drop_parked(request.name, request.lease)
             case _:
                 raise AssertionError(request)
         ledger.expire(100.0 * number)
