@@ -199,6 +199,10 @@ class LearnerSection(Section, frozen=True):
     checkpoints: Annotated[
         int, Meta(ge=1, description="Checkpoints that stay; more of them export and go back further, for their space.")
     ] = 2
+    ranks: Annotated[
+        int,
+        Meta(ge=1, description="Processes the learner is sharded over, one a GPU; torchrun brings its own number."),
+    ] = 1
     threads: Annotated[int, Meta(ge=0, description="CPU threads of the learner; 0 leaves it to torch.")] = 0
 
 

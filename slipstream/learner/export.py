@@ -7,7 +7,6 @@ import logging
 from pathlib import Path
 
 import msgspec
-import torch
 
 from slipstream.config import Config, RunDir
 from slipstream.errors import UserError
@@ -47,7 +46,7 @@ def export(config: Config, run_dir: RunDir, version: str, out: Path) -> Exported
         )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_folder(out, parts.policy, Path(config.model.path))
+        write_folder(out, parts.policy, parts.computes.tensors(), Path(config.model.path))
     except OSError as error:
         raise UserError(f"--out {str(out)!r}: cannot be written: {error.strerror}; write another --out") from error
     return Exported(number, made, bool(published))
@@ -67,11 +66,10 @@ def _go_to(number: int, parts: Parts, there: dict[int, Path], recording: Recordi
     reached = 0
     for version in sorted((version for version in there if version <= number), reverse=True):
         try:
-            state = torch.load(there[version], map_location=parts.policy.device, weights_only=True)
+            checkpoint.load(there[version], parts.policy, parts.optimizer)
         except checkpoint.UNREADABLE as error:
             log.warning("checkpoint %s cannot be read, trying the one before: %s", there[version].name, error)
             continue
-        checkpoint.restore(state, parts.policy, parts.optimizer)
         reached = version
         break
     if reached < number:

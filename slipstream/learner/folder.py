@@ -7,16 +7,19 @@ the folder that was trained on.
 import shutil
 from pathlib import Path
 
+from torch import Tensor
+
 from slipstream.learner.policy import Policy
 
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".h5", ".gguf", ".msgpack", ".onnx"}
 ABOUT_WEIGHTS = {"config.json", "generation_config.json"}  # written with the weights
 
 
-def write_folder(folder: Path, policy: Policy, start_model: Path) -> None:
+def write_folder(folder: Path, policy: Policy, tensors: dict[str, Tensor], start_model: Path) -> None:
+    """`tensors` are the whole weights, wherever `policy` has them."""
     draft = folder.with_name(f".{folder.name}")
     shutil.rmtree(draft, ignore_errors=True)
-    policy.model.save_pretrained(draft)
+    policy.model.save_pretrained(draft, state_dict=tensors)
     for file in start_model.iterdir():
         weights = file.suffix in WEIGHTS or file.name.endswith(".index.json") or file.name in ABOUT_WEIGHTS
         if file.is_file() and not weights and not file.name.startswith((".", "README")):

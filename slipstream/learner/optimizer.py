@@ -6,9 +6,12 @@ they were. The learning rate is a function of the step number alone, so that a r
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
+
+from slipstream.learner.sharding import whole
 
 
 class Stepped(NamedTuple):
@@ -50,7 +53,7 @@ class Optimizer:
         for parameter in self._parameters:
             if parameter.grad is not None:
                 parameter.grad /= divisor
-        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._clip))
+        norm = float(whole(torch.nn.utils.clip_grad_norm_(self._parameters, self._clip)))
         lr = self._rate(number) * scale
         skipped = not math.isfinite(norm)
         if not skipped:
@@ -63,8 +66,27 @@ class Optimizer:
     def clear(self) -> None:
         self._adamw.zero_grad(set_to_none=True)
 
-    def state(self) -> dict[str, Any]:
-        return self._adamw.state_dict()
+    def state(self) -> dict[str, Tensor]:
+        """By "NUMBER.NAME": the parameter's place, and what AdamW calls it. Nothing of a parameter never stepped."""
+        return {
+            f"{place}.{name}": tensor
+            for place, parameter in enumerate(self._parameters)
+            for name, tensor in self._adamw.state.get(parameter, {}).items()
+        }
 
-    def load(self, state: dict[str, Any]) -> None:
-        self._adamw.load_state_dict(state)
+    def blank(self, names: list[str]) -> dict[str, Tensor]:
+        """Tensors of the shape and sharding of those of `state`, to be filled. Raises KeyError for another's."""
+        found: dict[str, Tensor] = {}
+        for name in names:
+            place, _, key = name.partition(".")
+            if int(place) >= len(self._parameters):
+                raise KeyError(f"there is no parameter {place} in this model")
+            found[name] = torch.zeros(()) if key == "step" else torch.zeros_like(self._parameters[int(place)])
+        return found
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """What `state` gave."""
+        self._adamw.state.clear()
+        for name, tensor in state.items():
+            place, _, key = name.partition(".")
+            self._adamw.state[self._parameters[int(place)]][key] = tensor

@@ -16,8 +16,10 @@ from slipstream.config import Config, RunDir
 from slipstream.learner import checkpoint
 from slipstream.learner.assembly import assemble, settle_torch
 from slipstream.learner.folder import write_folder
+from slipstream.learner.gathering import follow_first, joined_ranks
 from slipstream.learner.groups import Candidate, Dropped, Seen, judge
 from slipstream.learner.publisher import Publisher, weights_directory
+from slipstream.learner.ranks import Ranks
 from slipstream.learner.report import Report, waiting_line
 from slipstream.learner.tokens import Recorder
 from slipstream.observe.clock import Clock
@@ -36,26 +38,35 @@ POLL_SECONDS = 0.1
 
 def run(config: Config, run_dir: RunDir) -> int:
     """Train until run.steps, or SIGTERM or SIGINT. Returns the exit code."""
-    settle_torch(config)
-    learner = Learner(config, run_dir)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, learner.stop)
-    try:
-        return learner.train()
-    finally:
-        learner.close()
+    with joined_ranks(config.learner.ranks) as ranks:
+        if ranks is not None and ranks.rank:
+            follow_first(ranks)
+            return 0
+        settle_torch(config)
+        if ranks is not None:
+            ranks.agreed(config)
+        learner = Learner(config, run_dir, ranks)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, learner.stop)
+        try:
+            return learner.train()
+        finally:
+            learner.close()
 
 
 class Learner:
-    def __init__(self, config: Config, run_dir: RunDir) -> None:
+    def __init__(self, config: Config, run_dir: RunDir, ranks: Ranks | None = None) -> None:
+        """`ranks`: those that it is the first of."""
         self._config, self._run_dir = config, run_dir
         self.clock = Clock("learner", "other")
-        self._policy, self._optimizer, self._trainer = assemble(config)
+        parts = assemble(config, ranks)
+        self._policy, self._trainer, self._computes = parts.policy, parts.trainer, parts.computes
         self._gate = Gate(config.learner.batch, config.staleness.depth, config.staleness.cutoff)
-        self._version = checkpoint.load_newest(run_dir.checkpoints, self._policy, self._optimizer)
-        self._saver = checkpoint.Saver(run_dir.checkpoints, config.learner.checkpoints)
+        self._version = checkpoint.load_newest(run_dir.checkpoints, self._computes.load)
+        self._computes.keep_in(run_dir.checkpoints, config.learner.checkpoints)
+        self._saver = parts.worker.saver
         self._saved = self._settled = self._version
-        nbytes = sum(tensor.numel() * 4 for tensor in self._policy.tensors().values())
+        nbytes = sum(tensor.numel() * 4 for tensor in self._policy.parts().values())
         self._publisher = Publisher(weights_directory(config, run_dir, nbytes))
         url = (run_dir.root / "queue.url").read_text().strip()
         self._client = LearnerClient(url, version=self._version)
@@ -74,7 +85,7 @@ class Learner:
         self._client.give_up_after = LEAVE_SECONDS
 
     def close(self) -> None:
-        self._saver.close()
+        self._computes.leave()
         self._metrics.close()
         self._beats.close()
         self._client.close()
@@ -168,14 +179,14 @@ class Learner:
         """Seconds it took."""
         began = time.monotonic()
         self.clock.enter("publishing")
-        self._client.publish(self._publisher.publish(self._version, self._policy.tensors()))
+        self._client.publish(self._publisher.publish(self._version, self._computes.tensors()))
         self.clock.enter("other")
         return time.monotonic() - began
 
     def _save(self) -> None:
         """Begins to; the queue hears of it when it is on disk."""
         self.clock.enter("checkpoint")
-        self._saver.save(self._version, self._policy, self._optimizer)
+        self._computes.save(self._version)
         self._saved = self._version
 
     def _announce(self) -> None:
@@ -193,12 +204,13 @@ class Learner:
     def _finish(self) -> None:
         """The model as a folder, and the last version where it can be read when this process is gone."""
         self.clock.enter("checkpoint")
-        write_folder(self._run_dir.checkpoints / "final", self._policy, Path(self._config.model.path))
+        start = Path(self._config.model.path)
+        write_folder(self._run_dir.checkpoints / "final", self._policy, self._computes.tensors(), start)
         if not self._publisher.temporary:
             return
         self.clock.enter("publishing", why="rollouters load the last version")
         lasting = Publisher(self._run_dir.weights)
-        self._client.publish(lasting.publish(self._version, self._policy.tensors()))
+        self._client.publish(lasting.publish(self._version, self._computes.tensors()))
         until = time.monotonic() + HAND_OVER_SECONDS
         while behind := [beat.name for beat in self._client.status().rollouters if beat.version < self._version]:
             if self._stopping or time.monotonic() > until:

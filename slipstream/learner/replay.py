@@ -24,7 +24,7 @@ from slipstream.weights_file import checksum
 SECTIONS = {"advantage", "correction", "loss", "learner", "outcomes"}
 KEYS = {"staleness.cutoff", "run.steps"}
 RECORDED = {"learner.batch", "outcomes.retries"}  # what they decided is in the recording
-WITHOUT_EFFECT = {"learner.checkpoint_every", "learner.checkpoints"}
+WITHOUT_EFFECT = {"learner.checkpoint_every", "learner.checkpoints", "learner.ranks"}
 
 
 class Numbers(msgspec.Struct, frozen=True):

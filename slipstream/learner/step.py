@@ -26,10 +26,9 @@ from slipstream.config import Config
 from slipstream.learner.groups import Candidate, fates_of
 from slipstream.learner.micro import Micro, Stream, joined, micro_of, present
 from slipstream.learner.objective import Objective
-from slipstream.learner.optimizer import Optimizer
-from slipstream.learner.policy import Policy
 from slipstream.learner.scores import advantages_of
 from slipstream.learner.tokens import step_tokens
+from slipstream.learner.worker import Computes, Done, Text
 from slipstream.observe.steps import StepTokens
 from slipstream.queue.messages import Fate
 
@@ -64,30 +63,22 @@ class StepStats(msgspec.Struct):
     hidden: float  # share of these seconds that was over before the batch was complete
 
 
-class _Done(NamedTuple):
-    """A micro-batch that ran: on the CPU, without the reference."""
+class _Ran(NamedTuple):
+    """A micro-batch, without the reference, and what came of it."""
 
     micro: Micro
-    logp: Tensor
-    keep: Tensor
-    policy: float
-    kl: float
-    clipped: float
-    entropy: float
+    done: Done
 
 
 class Trainer:
-    """Policy and optimizer: `begin`, `add` groups as they come, `finish` makes version v+1 from version v and these."""
+    """`begin`, `add` groups as they come, `finish` makes version v+1 from version v and these."""
 
-    def __init__(self, config: Config, policy: Policy, optimizer: Optimizer) -> None:
-        self._config, self._policy, self._optimizer = config, policy, optimizer
+    def __init__(self, config: Config, computes: Computes, ranks: int = 1) -> None:
+        """`computes`: one worker, or that many ranks as one."""
+        self._config, self._computes = config, computes
         self._objective = Objective(config)
         self._whole = self._objective.across_batch or config.advantage.estimator == "reinforce_pp_baseline"
-        self._reference = None
-        if config.loss.kl_coef:
-            self._reference = Policy(
-                config.model.path, chunk_tokens=config.learner.chunk_tokens, temperature=config.rollout.temperature
-            )
+        self._budget = config.learner.micro_tokens * ranks
         self.begin(0)
 
     def step(
@@ -105,12 +96,12 @@ class Trainer:
         self._version = version
         self._candidates: list[Candidate] = []
         self._references: list[Tensor] = []
-        self._stream = Stream(self._config.learner.micro_tokens)
-        self._done: list[_Done] = []
+        self._stream = Stream(self._budget)
+        self._ran: list[_Ran] = []
         self._weights = torch.zeros(0)
         self._early = self._seconds = 0.0
         self._stopped = False
-        self._optimizer.clear()
+        self._computes.clear()
 
     def add(self, candidate: Candidate, stopping: Callable[[], bool] = NEVER) -> None:
         """One more group, in the order of the batch; runs the micro-batches that are full with it."""
@@ -146,15 +137,21 @@ class Trainer:
 
     def tokens(self) -> StepTokens:
         """What the step that `finish` made of each sampled token, until the next begins."""
-        whole = joined([done.micro for done in self._done])
+        whole, logp, keep = self._joined()
         return step_tokens(
             leases=torch.cat([candidate.packed.leases[present(candidate)[0]] for candidate in self._candidates]),
             sampled=torch.cat([candidate.packed.sampled[present(candidate)[1]] for candidate in self._candidates]),
             whole=whole,
-            logp=torch.cat([done.logp for done in self._done]),
+            logp=logp,
             weights=self._weights,
-            keep=torch.cat([done.keep for done in self._done]),
+            keep=keep,
         )
+
+    def _joined(self) -> tuple[Micro, Tensor, Tensor]:
+        """All that ran, its log-probs and what was kept of it."""
+        dones = [ran.done for ran in self._ran]
+        whole = joined([ran.micro for ran in self._ran])
+        return whole, torch.cat([done.logp for done in dones]), torch.cat([done.keep for done in dones])
 
     def _micros(self, candidates: list[Candidate], references: list[Tensor]) -> list[Micro]:
         in_reward = self._config.loss.kl_in == "reward"
@@ -165,22 +162,14 @@ class Trainer:
             for candidate, each, reference in zip(candidates, advantages, references, strict=True)
         ]
 
-    @torch.no_grad()
     def _reference_of(self, candidate: Candidate) -> Tensor:
         """[T] of all that was sampled; empty without a reference."""
-        if self._reference is None:
-            return torch.zeros(0)
-        data, device = candidate.packed, self._reference.device
-        logps = self._reference.logprobs(data.token_ids.to(device), data.sampled.to(device), data.branches.to(device))
-        return logps.logp.cpu()
+        data = candidate.packed
+        return self._computes.reference(Text(data.token_ids, data.sampled, data.branches))
 
-    @torch.no_grad()
     def _across(self, micros: list[Micro]) -> Iterable[Tensor]:
         """What of each micro-batch the rule over all of them keeps."""
-        logps: list[Tensor] = []
-        for micro in micros:
-            here = micro.to(self._policy.device)
-            logps.append(self._policy.logprobs(here.token_ids, here.trainable, here.branches).logp.cpu())
+        logps = [self._computes.current(Text(each.token_ids, each.trainable, each.branches)) for each in micros]
         keep = self._objective.across(joined(micros), torch.cat(logps))
         return keep.split([len(micro.token_ids) for micro in micros])
 
@@ -189,43 +178,27 @@ class Trainer:
             self._stopped = self._stopped or stopping()
             if self._stopped:
                 return
-            self._done.append(self._backward(micro, keep))
-
-    def _backward(self, micro: Micro, across: Tensor) -> _Done:
-        here = micro.to(self._policy.device)
-        current = self._policy.logprobs(
-            here.token_ids, here.trainable, here.branches, entropy_gradient=self._objective.entropy_gradient
-        )
-        logp = current.logp.detach()
-        weighed = self._objective.weigh(here, logp, across.to(self._policy.device), self._version)
-        loss = self._objective.loss(here, current, weighed)
-        if loss.total.requires_grad:  # it does not if there was no log-prob to compute
-            loss.total.backward()
-        entropy = float(current.entropy.detach().sum())
-        empty = micro.reference[:0]
-        return _Done(
-            micro._replace(reference=empty), logp.cpu(), weighed.keep.cpu(), loss.policy, loss.kl, loss.clipped, entropy
-        )
+            done = self._computes.backward(micro, keep, self._version)
+            self._ran.append(_Ran(micro._replace(reference=micro.reference[:0]), done))
 
     def _stepped(self, began: float) -> tuple[StepStats, list[Fate]]:
-        whole, logp = joined([done.micro for done in self._done]), torch.cat([done.logp for done in self._done])
-        keep = torch.cat([done.keep for done in self._done])
+        whole, logp, keep = self._joined()
         _, self._weights, _, stats = self._objective.weigh(whole, logp, keep, self._version)
         count = max(1, int(whole.trainable.sum()))
         denominator = self._objective.denominator(count, len(whole.cu_seqlens) - 1)
         scale = math.sqrt(stats.ess) if self._config.learner.ess_lr else 1.0
-        stepped = self._optimizer.step(self._version, divisor=denominator, scale=scale)
+        stepped = self._computes.step(self._version, denominator, scale)
         # A learner that resumed meets tokens of versions that it is about to make again: they are not stale.
         staleness = (self._version - whole.versions[keep]).clamp(min=0).sort().values.tolist()
         seconds = self._seconds + time.monotonic() - began
         done = StepStats(
-            loss=sum(done.policy for done in self._done) / denominator,
-            kl=sum(done.kl for done in self._done) / denominator,
-            entropy=sum(done.entropy for done in self._done) / count,
+            loss=sum(ran.done.policy for ran in self._ran) / denominator,
+            kl=sum(ran.done.kl for ran in self._ran) / denominator,
+            entropy=sum(ran.done.entropy for ran in self._ran) / count,
             grad_norm=stepped.grad_norm,
             skipped=stepped.skipped,
             lr=stepped.lr,
-            clip_fraction=sum(done.clipped for done in self._done) / count,
+            clip_fraction=sum(ran.done.clipped for ran in self._ran) / count,
             ess=stats.ess,
             weight_mean=stats.weight_mean,
             clipped_fraction=stats.clipped_fraction,
@@ -238,7 +211,7 @@ class Trainer:
             staleness_max=staleness[-1] if staleness else 0,
             tokens=len(whole.token_ids),
             trained=len(staleness),
-            micro_batches=len(self._done),
+            micro_batches=len(self._ran),
             seconds=seconds,
             hidden=self._early / seconds,
         )

@@ -31,13 +31,17 @@ class World:
 
     def __init__(self, settings: Config, root: Path, processes: ForkServerContext) -> None:
         self.run_dir, self._processes = RunDir(root), processes
-        write_config(settings, self.run_dir.config)
-        self._raw = msgspec.to_builtins(settings)
+        self.configure(settings)
         self.shared = publisher.weights_directory(settings, self.run_dir, 1)
         self.checksums: dict[int, list[str]] = {}  # of versions, as often as they were published
         self.children: list[multiprocessing.process.BaseProcess] = []
         self._rolling: asyncio.Task[None] | None = None
         self._roll_on = False
+
+    def configure(self, settings: Config) -> None:
+        """What starts from now on has these."""
+        write_config(settings, self.run_dir.config)
+        self._raw = msgspec.to_builtins(settings)
 
     def start(self, what: str) -> multiprocessing.process.BaseProcess:
         child = self._processes.Process(target=run, args=(what, self._raw, str(self.run_dir.root)))

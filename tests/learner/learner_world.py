@@ -99,6 +99,13 @@ def run(what: str, raw: dict[str, Any], root: str) -> None:
     getattr(learner_processes, f"run_{what}")(raw, root)
 
 
+def trainer_of(config: Config, policy: Any, optimizer: Any) -> Any:
+    from slipstream.learner.step import Trainer
+    from slipstream.learner.worker import Worker
+
+    return Trainer(config, Worker(config, policy, optimizer))
+
+
 def config(model: Path | str, **sections: Any) -> Config:
     return Config(
         model=ModelSection(path=str(model)),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from learner_world import config, taken, trajectory
+from learner_world import config, taken, trainer_of, trajectory
 
 from slipstream.config import CorrectionSection, LearnerSection, LossSection, OutcomesSection
 from slipstream.learner.advantages import group_advantages
@@ -13,7 +13,6 @@ from slipstream.learner.losses import aggregate, policy_loss
 from slipstream.learner.optimizer import Optimizer, Stepped, learning_rate
 from slipstream.learner.packing import lengths_of
 from slipstream.learner.policy import Policy
-from slipstream.learner.step import Trainer
 from slipstream.queue import Malformed, decode, encode, packed
 from slipstream.staleness import Gate
 from slipstream.trajectory import Outcome, Span, SpanKind, Trajectory
@@ -77,7 +76,7 @@ def gradients(policy: Policy, model: Path, micro: int) -> list[torch.Tensor]:
     )
     group = judge(1, taken([one_of(*each) for each in parts()]), OutcomesSection(), Gate(2, 1.0, 2), 3)
     assert isinstance(group, Candidate)
-    made = Trainer(settings, policy, recorder).step([group], 3)
+    made = trainer_of(settings, policy, recorder).step([group], 3)
     assert made is not None
     stats, fates = made
     sampled = [sum(sum(part.sampled) for part in each) for each in parts()]

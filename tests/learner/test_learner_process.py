@@ -8,6 +8,8 @@ import signal
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
+import msgspec
+import psutil
 import pytest
 from learner_run import World, ended, settings, until, world
 
@@ -34,10 +36,10 @@ async def test_killed_stopped_and_to_the_end(tiny_model: Path, tmp_path: Path, p
     """kill -9, then SIGTERM, then to the last step: versions made again are the same to the bit, the accounts hold."""
     async with world(settings(tiny_model, steps=STEPS), tmp_path, processes) as (here, client):
         learner = here.start("learner")
-        await until(lambda: len(here.metrics()) >= 3)
+        await until(lambda: len(here.metrics()) >= 3 and here.saved())
         os.kill(learner.pid or 0, signal.SIGKILL)
         assert await ended(learner) == -signal.SIGKILL
-        before = len(here.metrics())
+        before, saved = len(here.metrics()), int(here.saved()[-1][1:])
         assert here.shared.exists()
 
         learner = here.start("learner")
@@ -45,7 +47,7 @@ async def test_killed_stopped_and_to_the_end(tiny_model: Path, tmp_path: Path, p
         os.kill(learner.pid or 0, signal.SIGTERM)
         assert await ended(learner) == 0
         stopped_at = int(here.metrics()[-1]["step"])
-        assert here.saved()[-1] == f"v{stopped_at:08d}.pt"
+        assert here.saved()[-1] == f"v{stopped_at:08d}"
         assert not here.shared.exists()
 
         assert await ended(here.start("learner")) == 0
@@ -54,7 +56,7 @@ async def test_killed_stopped_and_to_the_end(tiny_model: Path, tmp_path: Path, p
         assert [int(row["step"]) for row in rows[:before]] == list(range(1, before + 1))
         again = [int(row["step"]) for row in rows[before:]]
         assert again == list(range(again[0], STEPS + 1))
-        assert before - 1 <= again[0] <= before + 2  # from the checkpoint, which is written every 2 versions
+        assert again[0] == saved + 1
         for version, sums in here.checksums.items():
             assert len(set(sums)) == 1, f"version {version} was made again, and differs"
         assert set(here.checksums) >= {0, STEPS}
@@ -124,7 +126,7 @@ async def test_metrics_and_the_line_of_a_step(tiny_model: Path, tmp_path: Path, 
         assert (row["tool/search/calls"], row["tool/search/errors"]) == (3, 1)
         assert row["tool/search/p99_s"] == pytest.approx(0.0083, rel=0.01)
         assert "step 3/3  reward " in (tmp_path / "learner.log").read_text()
-        assert here.saved() == ["v00000003.pt"]
+        assert here.saved() == ["v00000003"]
 
 
 async def test_when_the_data_ends_the_rest_is_trained_and_it_leaves(
@@ -158,7 +160,7 @@ async def test_asked_to_stop_while_the_queue_is_away_it_leaves_and_nothing_is_tr
         assert await ended(learner) == 0
         # It may have had nothing to say to the queue any more.
         assert re.search(r"leaves (without the queue|at version)", (tmp_path / "learner.log").read_text())
-        assert here.saved()[-1] == f"v{len(here.metrics()):08d}.pt"
+        assert here.saved()[-1] == f"v{len(here.metrics()):08d}"
         await ended(queue)
         here.resume_rolling_out(client)
         here.start("queue")
@@ -199,3 +201,35 @@ async def test_what_it_says_while_there_is_nothing_to_train_on() -> None:
         "or raise rollout.group; no complete group: 3 trajectories run"
     )
     assert waiting_line(0, 4, 15.2, Counter(), [], "") == "waiting for data for 15 s: 0 of 4 groups"
+
+
+async def test_sharded_over_two_ranks_it_trains_is_killed_and_goes_on_alone(
+    tiny_model: Path, tmp_path: Path, processes: ForkServerContext
+) -> None:
+    """A rank that is killed takes the learner with it; at SIGTERM it saves; what two ranks saved, one goes on with."""
+    alone = settings(tiny_model, steps=6)
+    sharded = msgspec.structs.replace(alone, learner=msgspec.structs.replace(alone.learner, ranks=2))
+    async with world(sharded, tmp_path, processes) as (here, client):
+        learner = here.start("learner")
+        await until(lambda: len(here.metrics()) >= 1)
+        (other,) = psutil.Process(learner.pid).children()
+        other.kill()
+        assert await ended(learner) == 1
+        assert "rank 1 of the learner ended" in (tmp_path / "learner.log").read_text()
+
+        learner, before = here.start("learner"), len(here.metrics())
+        await until(lambda: len(here.metrics()) > before)
+        (other,) = psutil.Process(learner.pid).children()
+        os.kill(learner.pid or 0, signal.SIGTERM)
+        assert await ended(learner) == 0
+        assert not other.is_running()
+        stopped_at = int(here.metrics()[-1]["step"])
+        assert here.saved()[-1] == f"v{stopped_at:08d}"
+
+        here.configure(alone)
+        assert await ended(here.start("learner")) == 0
+        status = await client.status()
+        assert int(here.metrics()[-1]["step"]) == status.version == 6
+        assert status.tokens.holds()
+        assert status.refused == 0
+        await the_last_version_can_be_had(here, client, tiny_model)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from learner_world import taken, trajectory
+from learner_world import taken, trainer_of, trajectory
 from test_step import Recorder, candidates, gradients, optimizer, settings
 
 from slipstream.config import AdvantageSection, Config, LossSection, OutcomesSection, RolloutSection
@@ -18,7 +18,8 @@ from slipstream.learner.losses import LOSSES, kl
 from slipstream.learner.packing import segment_sum
 from slipstream.learner.policy import Policy
 from slipstream.learner.scores import advantages_of
-from slipstream.learner.step import StepStats, Trainer
+from slipstream.learner.step import StepStats
+from slipstream.learner.worker import Worker
 from slipstream.staleness import Gate
 
 
@@ -81,7 +82,7 @@ def test_at_the_start_there_is_no_kl_and_without_a_coefficient_no_reference(poli
     )  # fmt: skip
     assert stats.kl == pytest.approx(0, abs=1e-9)  # the reference computes in float32
     assert all(each.abs().max() < 1e-5 for each in changed)
-    assert Trainer(settings(tiny_model), policy, optimizer(policy))._reference is None
+    assert Worker(settings(tiny_model), policy, optimizer(policy)).start is None
 
 
 def test_kl_in_the_reward_is_that_of_the_policy_sampled_from(policy: Policy, tiny_model: Path) -> None:
@@ -141,7 +142,7 @@ def test_a_limit_on_drift_drops_bad_trajectories_only(policy: Policy, tiny_model
 
 def test_the_rate_follows_the_effective_sample_size(policy: Policy, tiny_model: Path) -> None:
     adamw = optimizer(policy, lr=1e-3)
-    made = Trainer(settings(tiny_model, ess_lr=True), policy, adamw).step(candidates(), 3)
+    made = trainer_of(settings(tiny_model, ess_lr=True), policy, adamw).step(candidates(), 3)
     assert made is not None
     assert made[0].ess < 0.99
     assert made[0].lr == pytest.approx(1e-3 * math.sqrt(made[0].ess))
@@ -166,7 +167,7 @@ def test_rubbish_is_counted_and_never_nan(tiny_model: Path, name: str, preset: s
         config = settings(
             tiny_model, name=name, proximal=proximal, presets=[preset] if preset else [], loss={"entropy_coef": 0.1}
         )
-        made = Trainer(config, policy, recorder).step(candidates(groups=groups), 3)
+        made = trainer_of(config, policy, recorder).step(candidates(groups=groups), 3)
         assert made is not None
         stats, fates = made
         assert all(gradient.isfinite().all() for gradient in recorder.gradients)
@@ -181,7 +182,7 @@ def test_a_batch_whose_every_token_is_masked_changes_nothing(tiny_model: Path) -
     policy = Policy(tiny_model, chunk_tokens=7)
     groups = [[trajectory(1, 1, reward=1.0, versions=3, logprob=-91.0), trajectory(2, 1, versions=3, logprob=-91.0)]]
     before = [parameter.detach().clone() for parameter in policy.parameters()]
-    made = Trainer(settings(tiny_model), policy, optimizer(policy)).step(candidates(groups=groups), 3)
+    made = trainer_of(settings(tiny_model), policy, optimizer(policy)).step(candidates(groups=groups), 3)
     assert made is not None
     stats, fates = made
     assert (stats.trained, stats.grad_norm, stats.masked_fraction) == (0, 0, 1)

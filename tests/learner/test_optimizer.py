@@ -41,7 +41,7 @@ def test_clipping_bounds_the_gradient_and_reports_it_unclipped() -> None:
     assert (stepped.lr, stepped.skipped) == (0.1, False)
     assert parameter.grad is None
     # With betas of 0, exp_avg is the gradient that was used.
-    used = optimizer.state()["state"][0]["exp_avg"]
+    used = optimizer.state()["0.exp_avg"]
     assert used.norm().item() == pytest.approx(1.0, abs=1e-5)
 
 

@@ -25,6 +25,7 @@ from slipstream.learner import checkpoint
 from slipstream.learner.comparison import Whole, mean
 from slipstream.learner.export import export
 from slipstream.learner.folder import write_folder
+from slipstream.learner.optimizer import Optimizer
 from slipstream.learner.policy import Policy
 from slipstream.learner.publisher import as_published
 from slipstream.learner.recording import Recording, read_recording, recording_of
@@ -217,7 +218,7 @@ def test_any_version_is_exported_as_it_was_published(recorded: RunDir, tmp_path:
 def test_past_a_damaged_checkpoint(recorded: RunDir, tmp_path: Path) -> None:
     copy = RunDir(tmp_path / "run")
     shutil.copytree(recorded.root, copy.root, ignore=shutil.ignore_patterns("queue.*", "*.sock"))
-    (copy.checkpoints / f"v{STEPS:08d}.pt").write_bytes(b"junk")
+    (copy.checkpoints / f"v{STEPS:08d}" / ".metadata").write_bytes(b"junk")
     assert export(config_of(copy), copy, "latest", tmp_path / "out").checked
 
 
@@ -227,7 +228,8 @@ def test_what_is_not_what_was_published_is_not_exported(
     copy = RunDir(tmp_path / "run")
     shutil.copytree(recorded.root, copy.root, ignore=shutil.ignore_patterns("queue.*", "*.sock"))
     newest, before = reversed(checkpoint.whole(copy.checkpoints))
-    shutil.copy(before, newest)
+    shutil.rmtree(newest)
+    shutil.copytree(before, newest)
     assert cli.main(["export", str(copy.root), "--out", str(tmp_path / "out")]) == 2
     assert "is not what the run published" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -278,8 +280,8 @@ def test_transformers_and_vllm_load_it_and_say_the_same(recorded: RunDir, tmp_pa
     assert done.returncode == 0, done.stderr
     theirs = json.loads(done.stdout.splitlines()[-1])
     policy = Policy(tiny_model, chunk_tokens=8)
-    state = torch.load(recorded.checkpoints / f"v{made.version:08d}.pt", weights_only=True)
-    policy.model.load_state_dict(state["model"])
+    adamw = Optimizer(policy.parameters(), rate=lambda _: 0.1, clip_norm=1.0, betas=(0.9, 0.95), weight_decay=0.0)
+    assert checkpoint.load(recorded.checkpoints / f"v{made.version:08d}", policy, adamw) == made.version
     ids = torch.arange(2, 14)
     following = [torch.cat([ids, torch.tensor([token])]) for token in range(VOCABULARY)]
     bounds = torch.arange(VOCABULARY + 1, dtype=torch.int32) * len(following[0])
@@ -298,7 +300,8 @@ def test_what_lies_beside_a_model_comes_along_and_its_weights_do_not(tiny_model:
     shutil.copytree(tiny_model, start)
     for name in ("merges.txt", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "README.md"):
         (start / name).write_text(name)
-    write_folder(tmp_path / "out", Policy(tiny_model, chunk_tokens=8), start)
+    policy = Policy(tiny_model, chunk_tokens=8)
+    write_folder(tmp_path / "out", policy, policy.tensors(), start)
     there = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"merges.txt", "model.safetensors", "config.json", "tokenizer.json"} <= there
     assert not there & {"model-00001-of-00002.safetensors", "model.safetensors.index.json", "README.md"}

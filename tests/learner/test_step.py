@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from learner_world import config, taken, trajectory
+from learner_world import config, taken, trainer_of, trajectory
 
 from slipstream.config import (
     AdvantageSection,
@@ -27,7 +27,6 @@ from slipstream.learner.micro import Micro, Stream, bounds_of, pieces, split
 from slipstream.learner.optimizer import Optimizer, Stepped, learning_rate
 from slipstream.learner.packing import lengths_of, segment_sum
 from slipstream.learner.policy import Policy
-from slipstream.learner.step import Trainer
 from slipstream.queue.tensors import packed
 from slipstream.staleness import Gate
 from slipstream.trajectory import Outcome, Trajectory
@@ -108,7 +107,7 @@ def policy(tiny_model: Path) -> Policy:
 
 def gradients(policy: Policy, settings: Config) -> tuple[list[torch.Tensor], object]:
     recorder = optimizer(policy, Recorder)
-    made = Trainer(settings, policy, recorder).step(candidates(), 3)
+    made = trainer_of(settings, policy, recorder).step(candidates(), 3)
     assert made is not None
     return recorder.gradients, made
 
@@ -159,13 +158,13 @@ def more_groups() -> list[list[Trajectory]]:
 def streamed(policy: Policy, settings: Config, order: list[int]) -> tuple[list[torch.Tensor], tuple, list[int]]:
     """Gradients, what the step says, and how many micro-batches had run after each group."""
     recorder = optimizer(policy, Recorder)
-    trainer = Trainer(settings, policy, recorder)
+    trainer = trainer_of(settings, policy, recorder)
     groups = candidates(groups=more_groups())
     trainer.begin(3)
     ran = []
     for index in order:
         trainer.add(groups[index])
-        ran.append(len(trainer._done))
+        ran.append(len(trainer._ran))
     made = trainer.finish()
     assert made is not None
     return recorder.gradients, made, ran
@@ -215,7 +214,7 @@ def test_the_same_groups_in_the_same_order_are_cut_alike_however_they_come(tiny_
 
     def trained(at_once: bool) -> list[torch.Tensor]:
         policy = Policy(tiny_model, chunk_tokens=7)
-        trainer = Trainer(settings(tiny_model, micro=40), policy, optimizer(policy))
+        trainer = trainer_of(settings(tiny_model, micro=40), policy, optimizer(policy))
         groups = candidates(groups=more_groups())
         if at_once:
             assert trainer.step(groups, 3) is not None
@@ -305,7 +304,7 @@ def test_tokens_that_do_not_train_cannot_matter(policy: Policy, tiny_model: Path
             versions=int(was.version_runs[-1].version), seed=5, logprob=-90.0,
         )  # fmt: skip
     recorder = optimizer(policy, Recorder)
-    assert Trainer(settings(tiny_model), policy, recorder).step(candidates(groups=groups), 3) is not None
+    assert trainer_of(settings(tiny_model), policy, recorder).step(candidates(groups=groups), 3) is not None
     assert all(ours.equal(theirs) for ours, theirs in zip(recorder.gradients, plain, strict=True))
 
 
@@ -330,7 +329,7 @@ def test_bypass_on_policy_is_the_recomputed_step(policy: Policy, tiny_model: Pat
     found = []
     for proximal in ("recompute", "bypass"):
         recorder = optimizer(policy, Recorder)
-        made = Trainer(settings(tiny_model, proximal=proximal), policy, recorder).step(candidates(groups=groups), 3)
+        made = trainer_of(settings(tiny_model, proximal=proximal), policy, recorder).step(candidates(groups=groups), 3)
         assert made is not None
         assert made[0].kl_k3 == pytest.approx(0, abs=1e-12)
         assert made[0].max_prob_diff < 1e-6
@@ -345,17 +344,18 @@ def test_bypass_on_policy_is_the_recomputed_step(policy: Policy, tiny_model: Pat
 def test_a_gradient_that_is_not_finite_is_skipped(tiny_model: Path) -> None:
     policy = Policy(tiny_model, chunk_tokens=7)
     adamw = optimizer(policy)
-    trainer = Trainer(settings(tiny_model), policy, adamw)
+    trainer = trainer_of(settings(tiny_model), policy, adamw)
     assert trainer.step(candidates(), 3) is not None
     before = [parameter.detach().clone() for parameter in policy.parameters()]
-    moments = [value.clone() for state in adamw.state()["state"].values() for value in state.values()]
+    moments = [value.clone() for value in adamw.state().values()]
     poison = policy.parameters()[0].register_hook(lambda gradient: gradient * float("nan"))
+    assert moments
     stats, fates = trainer.step(candidates(), 3)  # type: ignore[misc]
     poison.remove()
     assert stats.skipped
     assert sum(fate.trained for fate in fates) == stats.trained > 0
     assert all(now.equal(then) for now, then in zip(policy.parameters(), before, strict=True))
-    after = [value for state in adamw.state()["state"].values() for value in state.values()]
+    after = list(adamw.state().values())
     assert all(now.equal(then) for now, then in zip(after, moments, strict=True))
     stats, _ = trainer.step(candidates(), 3)  # type: ignore[misc]  # nothing of it is left in the next one
     assert not stats.skipped
@@ -366,7 +366,7 @@ def test_asked_to_stop_it_stops_before_the_next_micro_batch(tiny_model: Path) ->
     policy = Policy(tiny_model, chunk_tokens=7)
     before = [parameter.detach().clone() for parameter in policy.parameters()]
     answers = iter([False, True])
-    assert Trainer(settings(tiny_model, micro=1), policy, optimizer(policy)).step(
+    assert trainer_of(settings(tiny_model, micro=1), policy, optimizer(policy)).step(
         candidates(), 3, stopping=lambda: next(answers)
     ) is None  # fmt: skip
     assert next(answers, None) is None
@@ -376,7 +376,7 @@ def test_asked_to_stop_it_stops_before_the_next_micro_batch(tiny_model: Path) ->
 def test_two_learners_with_the_same_batches_are_the_same_to_the_bit(tiny_model: Path) -> None:
     def trained() -> list[torch.Tensor]:
         policy = Policy(tiny_model, chunk_tokens=7)
-        trainer = Trainer(settings(tiny_model, micro=30), policy, optimizer(policy))
+        trainer = trainer_of(settings(tiny_model, micro=30), policy, optimizer(policy))
         for version in (3, 4, 5):
             assert trainer.step(candidates(3), version) is not None
         return [parameter.detach() for parameter in policy.parameters()]
@@ -386,7 +386,7 @@ def test_two_learners_with_the_same_batches_are_the_same_to_the_bit(tiny_model: 
 
 def test_what_is_rewarded_becomes_likelier(tiny_model: Path) -> None:
     policy = Policy(tiny_model, chunk_tokens=64)
-    trainer = Trainer(settings(tiny_model, presets=[]), policy, optimizer(policy))
+    trainer = trainer_of(settings(tiny_model, presets=[]), policy, optimizer(policy))
     group = [trajectory(1, 1, reward=1.0), trajectory(2, 1, reward=0.0)]
     data = packed(taken(group))
 
