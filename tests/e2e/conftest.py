@@ -22,6 +22,25 @@ def even(answer: str) -> bool:
 
 environment = Environment(tools=[look], rewards=[even], system="Say something.")
 
+async def several(task, chat):
+    """Conversations of every kind: over HTTP, a fork of it, the task's own, a fork of that."""
+    from openai import AsyncOpenAI
+
+    endpoint = await chat.serve()
+    async with AsyncOpenAI(base_url=endpoint.openai, api_key=endpoint.key) as client:
+        messages = [{"role": "user", "content": "Say it shortly."}]
+        for _ in range(2):
+            said = await client.chat.completions.create(model="any", messages=messages, max_tokens=4)
+        messages.append({"role": "assistant", "content": said.choices[0].message.content})
+        messages.append({"role": "user", "content": "Again."})
+        await client.chat.completions.create(model="any", messages=messages, max_tokens=4)
+    other = chat.branch()
+    await chat.say()
+    if chat.room and other.room:
+        await other.say()
+
+led = Environment(tools=[look], rewards=[even], system="Say something.", agent=several)
+
 def tasks(seed):
     for number in range(50):
         yield {"id": f"t{number}", "prompt": f"Say {seed} and {number}."}
@@ -33,7 +52,7 @@ steps = {steps}
 [model]
 path = "{model}"
 [environment]
-path = "environment.py:environment"
+path = "environment.py:{environment}"
 [tasks]
 train = "environment.py:tasks"
 heldout = "environment.py:tasks"
@@ -71,7 +90,7 @@ def config(tmp_path: Path, untrained: Path):
     def write(**values: object) -> Path:
         (tmp_path / "environment.py").write_text(ENVIRONMENT)
         path = tmp_path / "config.toml"
-        path.write_text(CONFIG.format(model=untrained, **values))
+        path.write_text(CONFIG.format(**{"model": untrained, "environment": "environment", **values}))
         return path
 
     return write

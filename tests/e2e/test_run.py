@@ -54,15 +54,17 @@ def accounts(run: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_depth_0_is_on_policy(config: Callable[..., Path], tmp_path: Path) -> None:
-    """Every trained token was sampled by the weights it trains; engine and learner agree on its probability."""
+    """Every trained token was sampled by the weights it trains; engine and learner agree on its probability, in
+    whichever branch of its trajectory it stands."""
     run = tmp_path / "run"
-    running = start(config(steps=3, depth=0, wandb="offline"), run)
+    running = start(config(steps=3, depth=0, wandb="offline", environment="led"), run)
     output, _ = running.communicate(timeout=SECONDS)
     assert running.returncode == 0, output
     steps = read_metrics(RunDir(run))
     assert [values["step"] for values in steps] == [1, 2, 3]
     for values in steps:
         assert values["staleness/max"] == 0
+        assert values["turns/mean"] > 3
         assert values["mismatch/max_prob_diff"] < 1e-4
         assert abs(values["is/weight_mean"] - 1) < 1e-4
     summary = json.loads((run / "summary.json").read_text())
