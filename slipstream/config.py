@@ -133,12 +133,28 @@ class EngineSection(Section, frozen=True):
 
 class StalenessSection(Section, frozen=True):
     depth: Annotated[
-        float,
-        Meta(ge=0, description="Batches that generation may run ahead: 0 is on-policy; raise it if the learner waits."),
+        Annotated[float, Meta(ge=0)] | Literal["auto"],
+        Meta(
+            description="Batches that generation may run ahead: 0 is on-policy; raise it if the learner waits, or let "
+            "auto find the least at which it does not."
+        ),
     ] = 2.0
+    auto_min: Annotated[
+        float, Meta(ge=0, description="With depth auto: its least; where a run begins. Raise it to begin faster.")
+    ] = 1.0
+    auto_max: Annotated[
+        float, Meta(ge=0, description="With depth auto: its most; lower it when old tokens hurt more than waiting.")
+    ] = 8.0
+    auto_ess: Annotated[
+        float, Meta(ge=0, lt=1, description="With depth auto: under this is/ess depth goes down, whatever waits.")
+    ] = 0.5
     cutoff: Annotated[
         int, Meta(ge=0, description="No token older than this many versions is trained on; lower it if ESS falls.")
     ] = 8
+
+    @property
+    def start_depth(self) -> float:
+        return self.auto_min if self.depth == "auto" else self.depth
 
 
 class QueueSection(Section, frozen=True):

@@ -81,6 +81,8 @@ def _wanted(kind: inspect.Type) -> str:
     kind = _bare(kind)
     if isinstance(kind, inspect.LiteralType):
         return "one of " + ", ".join(as_toml(value) for value in kind.values)
+    if isinstance(kind, inspect.UnionType):
+        return " or ".join(_wanted(each) for each in kind.types).replace("one of ", "")
     if isinstance(kind, inspect.BoolType):
         return "true or false"
     if isinstance(kind, inspect.IntType | inspect.FloatType):
@@ -237,6 +239,9 @@ def _check_values(config: Config) -> None:
     if config.rollout.group_min == 1 or config.rollout.group_min > config.rollout.group:
         instead = f"write 0, or from 2 to rollout.group = {config.rollout.group}: a group of one has no baseline"
         raise _wrong("rollout.group_min", config.rollout.group_min, instead)
+    if config.staleness.auto_min > config.staleness.auto_max:
+        instead = f"write at least staleness.auto_min = {config.staleness.auto_min}"
+        raise _wrong("staleness.auto_max", config.staleness.auto_max, instead)
     if not all(0 <= beta < 1 for beta in config.learner.betas):
         raise _wrong("learner.betas", config.learner.betas, "write two numbers from 0 up to, not including, 1")
     if {"tis", "tis_sequence"} <= set(config.correction.presets):

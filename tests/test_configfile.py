@@ -160,13 +160,20 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
             return st.integers((kind.ge or 0) // step, ((kind.lt or 2**40) - 1) // step).map(lambda n: n * step)
         case msgspec.inspect.FloatType():
             low = 1e-12 if kind.ge is None and kind.gt is None else max(kind.ge or 0, kind.gt or 0)
-            return st.floats(low, 1e12, exclude_min=kind.gt is not None, allow_subnormal=False)
+            return st.floats(
+                low,
+                1e12 if kind.lt is None else kind.lt * (1 - 1e-9),
+                exclude_min=kind.gt is not None,
+                allow_subnormal=False,
+            )
         case msgspec.inspect.StrType():
             return st.text(st.characters(codec="utf-8"), max_size=20)
         case msgspec.inspect.TupleType():
             return st.tuples(st.floats(0, 0.999), st.floats(0, 0.999))
         case msgspec.inspect.ListType():
             return st.lists(st.sampled_from(["icepop", "veto", "k3"]), max_size=3)
+        case msgspec.inspect.UnionType():
+            return st.one_of(*map(values_of, kind.types))
         case _:
             raise AssertionError(kind)
 
@@ -179,6 +186,7 @@ FIXED = {
     "weights.directory",
     "queue.listen",
     "run.name",
+    "staleness.auto_min",
 }
 FREE = [key for key in keys() if key.dotted not in FIXED]
 

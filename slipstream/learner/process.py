@@ -25,6 +25,7 @@ from slipstream.learner.tokens import Recorder
 from slipstream.observe.clock import Clock
 from slipstream.observe.metrics import MetricsWriter
 from slipstream.queue.client import LearnerBeats, LearnerClient, QueueAway
+from slipstream.queue.messages import StepPace
 from slipstream.staleness import Gate
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class Learner:
         self.clock = Clock("learner", "other")
         parts = assemble(config, ranks)
         self._policy, self._trainer, self._computes = parts.policy, parts.trainer, parts.computes
-        self._gate = Gate(config.learner.batch, config.staleness.depth, config.staleness.cutoff)
+        self._gate = Gate(config.learner.batch, config.staleness.start_depth, config.staleness.cutoff)
         self._version = checkpoint.load_newest(run_dir.checkpoints, self._computes.load)
         self._computes.keep_in(run_dir.checkpoints, config.learner.checkpoints)
         self._saver = parts.worker.saver
@@ -160,7 +161,7 @@ class Learner:
         if stats.skipped:
             log.warning("step %d: gradient is not finite (%s); parameters stay", self._version + 1, stats.grad_norm)
         self._version += 1
-        publish_s = self._publish()
+        publish_s = self._publish(self._report.pace(stats))
         self._client.settle([candidate.group for candidate in batch], fates, self._version)
         self._settled = self._version
         self.clock.enter("other")
@@ -175,11 +176,11 @@ class Learner:
             self._save()
         return True
 
-    def _publish(self) -> float:
+    def _publish(self, step: StepPace | None = None) -> float:
         """Seconds it took."""
         began = time.monotonic()
         self.clock.enter("publishing")
-        self._client.publish(self._publisher.publish(self._version, self._computes.tensors()))
+        self._client.publish(self._publisher.publish(self._version, self._computes.tensors()), step)
         self.clock.enter("other")
         return time.monotonic() - began
 

@@ -118,7 +118,7 @@ class Replay:
 
 def make_version(version: int, recording: Recording, parts: Parts, config: Config) -> tuple[StepStats | None, int]:
     """One step from the recorded batch, and how many groups it was of; no step when the config drops them all."""
-    gate = Gate(config.learner.batch, config.staleness.depth, config.staleness.cutoff)
+    gate = Gate(config.learner.batch, config.staleness.start_depth, config.staleness.cutoff)
     parts.trainer.begin(version - 1)
     groups = 0
     for group in recording.batches[version]:

@@ -12,7 +12,7 @@ from slipstream.learner.groups import Seen
 from slipstream.learner.step import StepStats
 from slipstream.observe.clock import Clock
 from slipstream.queue.client import LearnerClient
-from slipstream.queue.messages import Status
+from slipstream.queue.messages import Status, StepPace
 from slipstream.tooluse import together
 
 
@@ -22,7 +22,18 @@ class Report:
     def __init__(self, client: LearnerClient, clock: Clock) -> None:
         self._client, self._clock = client, clock
         self._wall = 0.0
+        self._paced: tuple[float, float] | None = None  # seconds in all and for data, at the last step
         self._generated = client.status().tokens.generated
+
+    def pace(self, stats: StepStats) -> StepPace | None:
+        """Since the last call. None of the first step, which waited for engines to start."""
+        parts = self._clock.reading().parts
+        wall, waiting = sum(parts.values()), parts.get("waiting for data", 0.0)
+        before, self._paced = self._paced, (wall, waiting)
+        if before is None:
+            return None
+        waited = (waiting - before[1]) / max(1e-9, wall - before[0])
+        return StepPace(waited=waited, ess=stats.ess if math.isfinite(stats.ess) else None)
 
     def values(self, stats: StepStats, seen: list[Seen], dropped: "Counter[str]", publish_s: float) -> dict[str, float]:
         status = self._client.status()
@@ -128,6 +139,7 @@ def _status_values(status: Status) -> dict[str, float]:
         "tokens/discarded_stale": float(tokens.discarded_stale),
         "tokens/failed": float(sum(tokens.failed.values())),
         "tokens/in_flight": float(tokens.in_flight),
+        "staleness/depth": status.depth,
         "queue/trajectories": float(status.trajectories.in_flight),
         "queue/bytes": float(status.bytes_held),
         "queue/leases": float(status.leases.running),

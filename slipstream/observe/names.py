@@ -13,6 +13,7 @@ METRICS: dict[str, str] = {
     "staleness/mean": "versions; mean over trained tokens",
     "staleness/p99": "versions; 99th percentile over trained tokens",
     "staleness/max": "versions; of the oldest trained token",
+    "staleness/depth": "batches that generation may run ahead, at the moment of the step",
     "tokens/generated": "sampled tokens delivered since the start",
     "tokens/trained": "sampled tokens in a loss since the start",
     "tokens/masked_stale": "sampled tokens over the cutoff since the start",

@@ -197,7 +197,7 @@ class Broker:
             case messages.LearnerBeat():
                 self.ledger.learner_beat(request.clock, time.monotonic())
             case messages.Publish():
-                self.ledger.publish(request.weights)
+                self.ledger.publish(request.weights, request.step)
             case messages.Checkpointed():
                 self.ledger.checkpointed(request.version)
                 answer = await self._saved(messages.Ok())

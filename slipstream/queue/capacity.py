@@ -6,17 +6,17 @@ Invariant: whatever says no names the knob, or what it waits for.
 import logging
 
 from slipstream.config import Config
+from slipstream.queue.depth import Depth
 from slipstream.queue.memory import budget
 from slipstream.queue.sampler import TaskSampler
 from slipstream.queue.state import LedgerState
-from slipstream.staleness import Gate
 
 log = logging.getLogger(__name__)
 
 
 class Capacity:
-    def __init__(self, config: Config, gate: Gate, sampler: TaskSampler, state: LedgerState) -> None:
-        self._config, self._gate, self._sampler, self._state = config, gate, sampler, state
+    def __init__(self, config: Config, depth: Depth, sampler: TaskSampler, state: LedgerState) -> None:
+        self._config, self._depth, self._sampler, self._state = config, depth, sampler, state
         self.memory = budget(config.queue.memory_mb)  # bytes
         self._full = False
 
@@ -28,14 +28,23 @@ class Capacity:
             return f"run.steps = {config.run.steps} need no more: {counts}"
         if self.tasks_are_out():
             return f"the tasks are out: {counts}"
-        if self._gate.capacity(state.version, state.accepted, state.opened) < 1:
-            return f"depth {config.staleness.depth} is full: {counts}; raise staleness.depth or speed up the learner"
+        if self.at_depth():
+            return f"depth {self._depth.gate.depth} is full: {counts}; {self._deeper()} or speed up the learner"
         if self._memory_is_full():
             return (
                 f"memory is full: {state.bytes_held >> 20} MB of {self.memory >> 20} wait for the learner; raise "
                 "queue.memory_mb or speed up the learner"
             )
         return ""
+
+    def at_depth(self) -> bool:
+        """Whether the gate is what says no."""
+        return self._depth.gate.capacity(self._state.version, self._state.accepted, self._state.opened) < 1
+
+    def _deeper(self) -> str:
+        return (
+            "staleness.depth = auto may raise it" if self._config.staleness.depth == "auto" else "raise staleness.depth"
+        )
 
     def tasks_are_out(self) -> bool:
         return self._sampler.next(self._state.next_group) is None

@@ -268,8 +268,8 @@ class LearnerClient:
         gone = set(groups)
         self._held = [group for group in self._held if group not in gone]
 
-    def publish(self, weights: messages.Weights) -> None:
-        self._request(messages.Publish(weights=weights), messages.Ok)
+    def publish(self, weights: messages.Weights, step: messages.StepPace | None = None) -> None:
+        self._request(messages.Publish(weights=weights, step=step), messages.Ok)
 
     def checkpointed(self, version: int) -> None:
         self._request(messages.Checkpointed(version=version), messages.Ok)

@@ -134,6 +134,13 @@ class WeightsPublished(Event, frozen=True):
     weights: Weights
 
 
+class DepthMoved(Event, frozen=True):
+    """The autopilot's: groups are opened up to this depth from here on."""
+
+    depth: float
+    why: str
+
+
 class RollouterJoined(Event, frozen=True):
     name: str
     request: int  # of its Hello: the same Hello sent again is no second process
@@ -168,6 +175,7 @@ AnyEvent = (
     | GroupsUntaken
     | FatesSettled
     | WeightsPublished
+    | DepthMoved
     | RollouterJoined
     | LearnerJoined
     | ConsumptionFinal

@@ -13,6 +13,7 @@ from slipstream.config import Config
 from slipstream.observe.clock import ClockReading
 from slipstream.queue import events as ev
 from slipstream.queue.capacity import Capacity
+from slipstream.queue.depth import Depth
 from slipstream.queue.group import Group, Parked, Phase, Slot
 from slipstream.queue.messages import (
     Fate,
@@ -22,18 +23,19 @@ from slipstream.queue.messages import (
     Refused,
     RollouterBeat,
     Status,
+    StepPace,
     TakenGroup,
     Weights,
     Welcome,
 )
 from slipstream.queue.row import Row
-from slipstream.queue.sampler import sampler
+from slipstream.queue.sampler import rated, sampler
 from slipstream.queue.selection import selection
 from slipstream.queue.settling import refusal
 from slipstream.queue.state import LedgerState
 from slipstream.queue.tasks import TaskOrder, heldout_group, heldout_version, is_heldout
 from slipstream.queue.verdict import verdict
-from slipstream.staleness import Gate, sample_seed
+from slipstream.staleness import sample_seed
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +50,12 @@ class Ledger:
         self.state = state or LedgerState()
         self.events: list[ev.AnyEvent] = []  # not yet in the journal; the owner of the ledger empties it
         self._config, self._order = config, order
-        self._gate = Gate(config.learner.batch, config.staleness.depth, config.staleness.cutoff)
+        self._depth = Depth(config, self.state.depth)
         self._sampler = sampler(config.tasks.sampler, order, config.run.seed)
         for task, record in self.state.tasks.items():
             self._sampler.saw(task, record)
-        self._capacity = Capacity(config, self._gate, self._sampler, self.state)
-        self._select = selection(config.queue.selection, self._gate.limit(version=0), order).select
+        self._capacity = Capacity(config, self._depth, self._sampler, self.state)
+        self._select = selection(config.queue.selection, self._depth.gate.limit(version=0), order).select
         self._granted_at: dict[int, float] = {}
         self._began: dict[int, float] = {}  # open groups: when their first lease was granted
         self._seen: dict[str, float] = {}
@@ -70,23 +72,11 @@ class Ledger:
             self._began[running.slot.group] = now
 
     def _do(self, event: ev.AnyEvent) -> None:
-        task = self._task_of(event) if self._sampler.rates else None
+        task = rated(event, self.state) if self._sampler.rates else None
         self.state.apply(event)
         self.events.append(event)
         if task in self.state.tasks:
             self._sampler.saw(task, self.state.tasks[task])
-
-    def _task_of(self, event: ev.AnyEvent) -> str | None:
-        """Whose record it may change."""
-        match event:
-            case ev.GroupOpened():
-                return event.task
-            case ev.GroupClosed():
-                return self.state.groups[event.group].task
-            case ev.TrajectoryDelivered():
-                return self.state.groups[self.state.running[event.lease].slot.group].task
-            case _:
-                return None
 
     # -- processes -----------------------------------------------------------------------------------------------------
 
@@ -194,7 +184,10 @@ class Ledger:
             return state.heldout_slots[:room]
         while True:
             slots = list(islice(chain(state.heldout_slots, state.retried_slots, state.new_slots), max(0, room)))
-            if len(slots) >= room or self._capacity.closed():
+            if len(slots) >= room:
+                return slots
+            if self._capacity.closed():
+                self._depth.refused |= self._capacity.at_depth()
                 return slots
             task = self._sampler.next(state.next_group)
             assert task is not None  # or it were closed
@@ -214,7 +207,7 @@ class Ledger:
             attempt=grant.attempt,
             task=self._order.named(grant.group, self.state.groups[grant.group].task),
             seed=sample_seed(self._config.run.seed, grant.group, grant.member, grant.attempt),
-            min_version=heldout_version(grant.group) if heldout else self._gate.min_version(self.state.version),
+            min_version=heldout_version(grant.group) if heldout else self._depth.gate.min_version(self.state.version),
             deadline_s=self._config.queue.lease_seconds,
             heldout=heldout,
             parked=self.state.member(grant.lease).parked is not None,
@@ -353,16 +346,21 @@ class Ledger:
 
     def settle(self, groups: list[int], fates: list[Fate], version: int | None) -> Ok | Refused:
         """Book what became of whole groups that were taken. The same Settle sent again changes nothing."""
-        why = refusal(self.state, groups, fates, version, self._gate)
+        why = refusal(self.state, groups, fates, version, self._depth.gate)
         if why is None:
             self._do(ev.FatesSettled(fates, version))
         return Refused(why=why) if why else Ok()
 
     # -- versions ------------------------------------------------------------------------------------------------------
 
-    def publish(self, weights: Weights) -> None:
-        if weights != self.state.weights:
-            self._do(ev.WeightsPublished(weights))
+    def publish(self, weights: Weights, step: StepPace | None = None) -> None:
+        """`step`: how the step went that made them; None when there was none, or it says nothing."""
+        if weights == self.state.weights:
+            return
+        first = weights.version > self.state.highest
+        self._do(ev.WeightsPublished(weights))
+        if first and step is not None and (moved := self._depth.after(step)):
+            self._do(moved)
 
     def checkpointed(self, version: int) -> None:
         if version > self.state.final:
@@ -393,4 +391,5 @@ class Ledger:
             why=self.why(),
             refused=refused,
             learner=self._learner,
+            depth=self._depth.gate.depth,
         )

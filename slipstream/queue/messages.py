@@ -146,10 +146,18 @@ class LearnerBeat(Message):
     clock: ClockReading
 
 
+class StepPace(msgspec.Struct, kw_only=True):
+    """What a step says of whether generation is far enough ahead, or too far."""
+
+    waited: float  # share of its time in which the learner waited for data
+    ess: float | None  # of its correction weights, as a fraction of the tokens; None when not finite
+
+
 class Publish(Message):
     """The learner's new weights. From here on the gate counts from `weights.version`."""
 
     weights: Weights
+    step: StepPace | None = None  # that made them; None for those that it starts with
 
 
 class AskWeights(Message):
@@ -322,6 +330,7 @@ class Status(Message):
     refused: int = 0  # requests that were malformed or contradicted the ledger
     bytes_most: int = 0  # at which no new group is opened (queue.memory_mb)
     learner: ClockReading | None = None  # of its last beat; None when there was none lately
+    depth: float = 0.0  # of the gate, as it is now
 
 
 Request = (

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Literal, Protocol
 
+from slipstream.queue import events as ev
 from slipstream.queue.group import TaskRecord
+from slipstream.queue.state import LedgerState
 from slipstream.queue.tasks import TaskOrder
 from slipstream.task import Task
 
@@ -32,6 +34,19 @@ class TaskSampler(Protocol):
         """The task of the next group, which has this number; None when the tasks are out. It may be asked again, and
         then says the same."""
         ...
+
+
+def rated(event: ev.AnyEvent, state: LedgerState) -> str | None:
+    """The task whose record an event may change, before it is applied."""
+    match event:
+        case ev.GroupOpened():
+            return event.task
+        case ev.GroupClosed():
+            return state.groups[event.group].task
+        case ev.TrajectoryDelivered():
+            return state.groups[state.running[event.lease].slot.group].task
+        case _:
+            return None
 
 
 class Shuffle:

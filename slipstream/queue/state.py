@@ -23,6 +23,7 @@ class LedgerState(msgspec.Struct):
     begun: ev.RunBegun | None = None
     version: int = 0  # the learner's
     highest: int = 0  # version that was ever published
+    depth: float | None = None  # the autopilot's last; None: it has not moved
     final: int = 0  # consumption up to here is in a checkpoint
     weights: Weights | None = None
     next_lease: int = 1
@@ -84,6 +85,8 @@ class LedgerState(msgspec.Struct):
             case ev.WeightsPublished():
                 self.weights, self.version = event.weights, event.weights.version
                 self.highest = max(self.highest, self.version)
+            case ev.DepthMoved():
+                self.depth = event.depth
             case ev.RollouterJoined():
                 self.hellos[event.name] = event.request
             case ev.LearnerJoined():

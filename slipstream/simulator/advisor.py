@@ -69,8 +69,8 @@ class _Advisor:
         self._run, self._now, self._start = run, now, run.scenario
 
     def report(self) -> Report:
-        start, present = self._start, _point(self._start.depth, self._now)
-        by_depth = self._try("depth", sorted({*DEPTHS, start.depth}))
+        start, present = self._start, _point(self._start.set_depth, self._now)
+        by_depth = self._try("depth", sorted({*DEPTHS, start.set_depth}))
         depth = _least(by_depth)
         at_depth = msgspec.structs.replace(start, depth=depth.setting)
         by_rollouters = self._grow(at_depth)
@@ -103,7 +103,7 @@ class _Advisor:
         return Report(
             steps=self._run.steps,
             real=Point(
-                setting=start.depth,
+                setting=start.set_depth,
                 batch_s=self._run.batch_s,
                 steps_per_hour=3600 / self._run.batch_s,
                 staleness_mean=self._run.staleness_mean,
@@ -145,7 +145,7 @@ class _Advisor:
         """Twice the depth, so that a slow minute costs nothing; more where that would lose over LOST of the tokens."""
         ages = simulate(msgspec.structs.replace(scenario, cutoff=OPEN)).staleness_tokens
         total = sum(ages.values())
-        least = max(2, math.ceil(2 * scenario.depth))
+        least = max(2, math.ceil(2 * scenario.set_depth))
         return next(age for age in range(least, OPEN) if self._over(ages, age) <= LOST * total)
 
     @staticmethod
@@ -166,11 +166,11 @@ class _Advisor:
             return Advice(f"{lead}the rollouters are full, and the learner waits for data {waits:.0%} of the time.")
         return Advice(
             f"{lead}learner and rollouters wait for each other: the learner {waits:.0%} of the time, and {idle:.0%} of "
-            f"the rollouters' slots are free, since staleness.depth = {scenario.depth:g} lets no more groups be made."
+            f"the slots are free, since staleness.depth = {scenario.set_depth:g} lets no more groups be made."
         )
 
     def _on_depth(self, points: list[Point], best: Point) -> Advice:
-        present = next(point for point in points if point.setting == self._start.depth)
+        present = next(point for point in points if point.setting == self._start.set_depth)
         if best.setting == present.setting:
             return Advice(
                 f"staleness.depth = {best.setting:g} is right: less is slower, and more only makes tokens older."

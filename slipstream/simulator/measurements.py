@@ -72,7 +72,7 @@ def measured(run_dir: RunDir) -> Measured:
     tools = sum(sample.tool_s) / max(1, sum(turns - 1 for turns in sample.turns))
     scenario = Scenario(
         batch=config.learner.batch,
-        depth=config.staleness.depth,
+        depth=last.get("staleness/depth", config.staleness.start_depth),  # auto: where it came to
         cutoff=config.staleness.cutoff,
         selection=config.queue.selection,
         group=config.rollout.group,

@@ -54,7 +54,7 @@ def svg(scenario: Scenario, result: Result) -> str:
         for kind, values in (("made", result.length_generated), ("trained", result.length_trained))
         for name, value in zip(("p10", "p50", "p90", "p99"), values, strict=False)
     }
-    title = f"Staleness at depth {scenario.depth:g}, cutoff {scenario.cutoff}"
+    title = f"Staleness at depth {result.depth:g}, cutoff {scenario.cutoff}"
     return picture(
         [
             Bars(title, "% of trained tokens, by age in versions", [str(age) for age in ages], shares),

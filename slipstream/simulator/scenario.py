@@ -19,7 +19,10 @@ TOKENS = 1000  # of a trajectory of mean latency, where only its latency is give
 
 class Scenario(msgspec.Struct, kw_only=True, frozen=True):
     batch: Annotated[int, Meta(ge=1, description="groups in one optimizer step")] = 32
-    depth: Annotated[float, Meta(ge=0, description="batches that generation may run ahead")] = 2.0
+    depth: Annotated[
+        Annotated[float, Meta(ge=0)] | Literal["auto"],
+        Meta(description="batches that generation may run ahead; auto: staleness.depth = auto finds it"),
+    ] = 2.0
     cutoff: Annotated[int, Meta(ge=0, description="no token older than this many versions is trained on")] = 8
     selection: Annotated[
         Literal["fifo", "window", "oldest", "fair"],
@@ -61,6 +64,12 @@ class Scenario(msgspec.Struct, kw_only=True, frozen=True):
     @property
     def updates_in_flight(self) -> bool:
         return self.latency is None if self.in_flight is None else self.in_flight
+
+    @property
+    def set_depth(self) -> float:
+        """Of a scenario whose depth is a number, as a run's own always is."""
+        assert self.depth != "auto"
+        return self.depth
 
     @property
     def length(self) -> Durations:

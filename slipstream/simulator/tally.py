@@ -27,6 +27,7 @@ class Result(msgspec.Struct, kw_only=True, frozen=True):
     staleness_mean: float  # of trained trajectories: the age of their oldest trained token
     staleness_p99: float
     staleness_max: int
+    depth: float  # of the gate, at the end
     over_depth_fraction: float  # trained trajectories that are older than depth
     token_staleness_mean: float  # of trained tokens
     token_staleness_p99: float
@@ -106,6 +107,7 @@ class Tally:
             staleness_mean=oldest.mean(),
             staleness_p99=oldest.quantile(0.99),
             staleness_max=oldest.most(),
+            depth=depth,
             over_depth_fraction=oldest.over(depth),
             token_staleness_mean=ages.mean(),
             token_staleness_p99=ages.quantile(0.99),

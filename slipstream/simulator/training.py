@@ -10,7 +10,7 @@ from typing import Literal
 
 from slipstream.queue.group import Delivery
 from slipstream.queue.ledger import Ledger
-from slipstream.queue.messages import Fate, Refused, Weights
+from slipstream.queue.messages import Fate, Refused, StepPace, Weights
 from slipstream.simulator.tally import Tally
 from slipstream.staleness import over_cutoff
 
@@ -58,10 +58,10 @@ class Training:
             return 0
         return delivery.tokens - over_cutoff(delivery.versions, self.version, self._cutoff)
 
-    def step(self) -> None:
-        """The batch is trained on: the next version is there."""
+    def step(self, waited: float) -> None:
+        """The batch is trained on: the next version is there. `waited`: share of the step's time, for data."""
         self.version += 1
-        self.publish()
+        self.publish(StepPace(waited=waited, ess=None))
         fates: list[Fate] = []
         for group in self._batch:
             deliveries = list(self._ledger.state.groups[group].deliveries())
@@ -71,8 +71,8 @@ class Training:
         self._ledger.checkpointed(self.version)
         self._batch = []
 
-    def publish(self) -> None:
-        self._ledger.publish(Weights(version=self.version, location="", checksum="", tensors=[]))
+    def publish(self, step: StepPace | None = None) -> None:
+        self._ledger.publish(Weights(version=self.version, location="", checksum="", tensors=[]), step)
 
     def _trained(self, delivery: Delivery) -> Fate:
         if delivery.verdict == "mask":

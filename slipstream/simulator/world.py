@@ -31,6 +31,7 @@ from slipstream.queue.events import Place
 from slipstream.queue.ledger import Ledger
 from slipstream.queue.messages import Lease
 from slipstream.queue.row import Row
+from slipstream.queue.state import LedgerState
 from slipstream.queue.tasks import TaskOrder
 from slipstream.simulator.fleet import Engine, Request
 from slipstream.simulator.scenario import TOKENS, Scenario
@@ -90,6 +91,7 @@ class World:
         self._working = False
         self._since_step = 0  # trajectories delivered
         self._idle_since = 0.0
+        self._waited = self._stepped = 0.0  # seconds for data since the last step; when that was
         self._slots_used = self._slots_at_tools = 0
         self._slots_since = 0.0
 
@@ -145,7 +147,7 @@ class World:
         self._tally.paused_s = sum(engine.paused for engine in self._engines)
         return self._tally.result(
             now=self._now,
-            depth=self._is.depth,
+            depth=self._ledger.status().depth,
             slots=self._is.slots,
             engines=self._is.rollouters,
             accounts=tokens,
@@ -321,6 +323,7 @@ class World:
         self._collect()
 
     def _work(self, seconds: float, then: Action) -> None:
+        self._waited += self._now - self._idle_since
         if self._tally.counting:
             self._tally.waiting_s += self._now - self._idle_since
             self._tally.busy_s += seconds
@@ -328,7 +331,8 @@ class World:
         self._at(self._now + seconds, then)
 
     def _step(self) -> None:
-        self._training.step()
+        self._training.step(self._waited / max(1e-12, self._now - self._stepped))
+        self._waited, self._stepped = 0.0, self._now
         self._since_step = 0
         version = self._training.version
         if self._is.publish_s:
@@ -339,10 +343,10 @@ class World:
         self._worked()
 
 
-def made_ledger(scenario: Scenario) -> Ledger:
-    """The real one, of a run that has the scenario's settings."""
+def made_ledger(scenario: Scenario, state: LedgerState | None = None) -> Ledger:
+    """The real one, of a run that has the scenario's settings; `state` is what it came to before."""
     tasks = [Task(id=str(number), prompt="") for number in range(TASKS)]
-    return Ledger(_config(scenario), TaskOrder(tasks, seed=scenario.seed))
+    return Ledger(_config(scenario), TaskOrder(tasks, seed=scenario.seed), state)
 
 
 def _config(scenario: Scenario) -> Config:

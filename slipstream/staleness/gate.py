@@ -2,6 +2,7 @@
 
 Invariant: as long as groups are opened only while `capacity` is at least 1, accepted + running never exceeds
 floor((depth + version + 1) * batch): generation is at most `depth` batches ahead of the batch being trained.
+When `depth` is lowered (by the autopilot), what is open already stays; nothing new is opened until there is room again.
 Depth sets the mean staleness (Little's law), the cutoff bounds the worst (AReaL 2025 for the capacity rule).
 """
 
