@@ -186,6 +186,7 @@ FIXED = {
     "weights.directory",
     "queue.listen",
     "run.name",
+    "staleness.auto_max",
     "staleness.auto_min",
 }
 FREE = [key for key in keys() if key.dotted not in FIXED]
