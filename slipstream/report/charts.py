@@ -17,6 +17,12 @@ FATES = {
     "discarded, too old": "tokens/discarded_stale",
     "failed": "tokens/failed",
 }
+TOOL_CHARTS = (  # metric, title, what it is
+    ("calls", "Calls", "calls since the last point, of the rollouters that are there"),
+    ("errors", "Calls in vain", "of those: refused, failed or timed out"),
+    ("p50_s", "Median time", "seconds of a call"),
+    ("p99_s", "Slowest calls", "seconds; 99th percentile"),
+)
 OLDEST = 12  # rows of the staleness histogram; what is older is in the last
 
 
@@ -31,6 +37,7 @@ def sections(history: History) -> list[Section]:
         Section("Where the time went", [*times, _pauses(steps)]),
         Section("Tokens and the queue", [_fates(steps), _queue(steps), _groups(steps)]),
         Section("Trajectories", [*(chart(told) for chart in of_each), _failures(steps)]),
+        Section("Tools", [_tool(steps, *each) for each in TOOL_CHARTS]),
     ]
 
 
@@ -295,3 +302,11 @@ def _failures(steps: Steps) -> Chart:
         [(name.removeprefix("outcome/").replace("_", " "), steps.mean(name)) for name in names],
         empty="no trajectory failed",
     )
+
+
+def _tool(steps: Steps, metric: str, title: str, says: str) -> Chart:
+    """By tool."""
+    tools = sorted(name.split("/")[1] for name in steps.names if name.startswith("tool/") and name.endswith("/calls"))
+    values = steps.mean if metric.endswith("_s") else steps.grown
+    series = [(tool, list(values(f"tool/{tool}/{metric}"))) for tool in tools]
+    return _over_steps(steps, f"tool-{metric}", title, says, series, empty="no tool was called yet")

@@ -38,7 +38,8 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def legend(self) -> list[Series]:
         """Empty when the title says it all."""
-        return self.series if len(self.series) > 1 or ":" in self.series[0].name else []
+        said = len(self.series) == 1 and self.series[0].name in self.title.lower()
+        return [] if said else self.series
 
 
 class Heat(msgspec.Struct, frozen=True, kw_only=True):

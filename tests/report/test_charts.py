@@ -52,6 +52,12 @@ def test_fates_are_what_counters_grew_by(full: World) -> None:
     assert "discarded, too old" not in fates
 
 
+def test_tools_are_told_apart_and_counted_between_points(full: World) -> None:
+    charts = charts_of(full)
+    assert series(charts["tool-calls"]) == {"look": [5.0] * 4}
+    assert series(charts["tool-p99_s"]) == {"look": [0.02] * 4}
+
+
 def test_ages_are_of_tokens_at_their_step(full: World) -> None:
     """From the second step on, the first turn of the first trajectory is a version older than the rest."""
     ages = charts_of(full)["ages"]
