@@ -38,14 +38,14 @@ def nice(low: float, high: float, wanted: int = 4) -> list[float]:
     [0.0, 0.25, 0.5, 0.75, 1.0]
     """
     spread = max(high - low, 1e-9 * max(abs(low), abs(high)))  # else the steps drown in the values
-    if spread < 1e-290:
+    if spread < 1e-30:
         spread = 1.0
     raw = spread / wanted
     unit = 10 ** math.floor(math.log10(raw))
     step = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= raw * 0.999)
     first = math.floor(low / step + 1e-9)
     last = max(first + 1, math.ceil(high / step - 1e-9))
-    return [round(index * step, 12) for index in range(first, last + 1)]
+    return [float(f"{index * step:.12g}") for index in range(first, last + 1)]
 
 
 def _figure(figure: Figure) -> str:

@@ -114,7 +114,11 @@ def test_a_killed_rollouter_is_replaced_and_nothing_is_left_over(config: Callabl
 def test_nothing_outlives_a_killed_supervisor(config: Callable[..., Path], tmp_path: Path) -> None:
     run = tmp_path / "run"
     running = start(config(steps=500, depth=1, wandb="off"), run)
-    wait_for(lambda: len(read_metrics(RunDir(run))) >= 1, running)
+
+    def engine_is_there() -> bool:
+        return any(process.children() for process in of_run(run) if "rollouter" in process.cmdline())
+
+    wait_for(engine_is_there, running)
     everybody = of_run(run)
     assert len(everybody) >= 5  # supervisor, queue, learner, rollouter, engine
     running.kill()

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.agent_loop.loop import turn_seed
+from slipstream.agent_loop.episode import turn_seed
 from slipstream.config import Config
 from slipstream.queue.ledger import Ledger
 from slipstream.queue.messages import Lease
