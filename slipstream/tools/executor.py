@@ -93,11 +93,10 @@ class Session:
             known = ", ".join(box.tools) or "none"
             return ToolResult.failure(ToolError.UNKNOWN_TOOL, f"there is no tool {name!r}; there are: {known}")
         try:
-            decoded = msgspec.json.decode(arguments, type=found.arguments)
+            given = found.read(arguments)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:  # ValidationError is a DecodeError
             self._executor.use[name].refuse()
             return ToolResult.failure(ToolError.BAD_ARGUMENTS, f"{name}: {error}")
-        given = {key: getattr(decoded, key) for key in decoded.__struct_fields__}
         factory = box.factories.get(name)
         # In this order: who waits for its own trajectory's call, or for its tool, holds no slot that others want.
         lock, slot = self._locks[factory] if factory else _FREE, self._executor.slots.get(name, _FREE)

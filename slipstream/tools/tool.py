@@ -43,8 +43,25 @@ class Tool:
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise UserError(f"tool {self.name} yields; let it return one value")
         self.description, described = read_docstring(self.name, function)
-        self.arguments = arguments_struct(self.name, function)
-        self.schema = self._schema(described)
+        self._arguments: type[msgspec.Struct] | None = arguments_struct(self.name, function)
+        self.schema = self._schema(self._arguments, described)
+
+    @classmethod
+    def described(cls, function: Callable[..., Any], name: str, description: str, parameters: dict[str, Any]) -> "Tool":
+        """A tool that somebody else describes and checks: `function(self, arguments)` is handed any JSON object."""
+        made = cls.__new__(cls)
+        made.name, made.description, made.function, made.method = name, description, function, True
+        made.at_once = made.retries = 0
+        made._arguments = None
+        made.schema = {"name": name, "description": description, "parameters": {"properties": {}, **parameters}}
+        return made
+
+    def read(self, arguments: str) -> dict[str, Any]:
+        """A call's arguments (a JSON object) by parameter. Raises what msgspec does when they are not as described."""
+        if self._arguments is None:
+            return {"arguments": msgspec.json.decode(arguments, type=dict[str, Any])}
+        decoded = msgspec.json.decode(arguments, type=self._arguments)
+        return {key: getattr(decoded, key) for key in decoded.__struct_fields__}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -53,9 +70,9 @@ class Tool:
         """As a method of its object, where it is one."""
         return self if instance is None else types.MethodType(self.function, instance)
 
-    def _schema(self, described: dict[str, str]) -> dict[str, Any]:
+    def _schema(self, arguments: type[msgspec.Struct], described: dict[str, str]) -> dict[str, Any]:
         """The function schema that chat templates render: name, description, JSON schema of the parameters."""
-        (reference,), components = msgspec.json.schema_components([self.arguments], ref_template="#/$defs/{name}")
+        (reference,), components = msgspec.json.schema_components([arguments], ref_template="#/$defs/{name}")
         body = components.pop(reference["$ref"].rsplit("/", 1)[1])
         properties: dict[str, dict[str, Any]] = body["properties"]
         for name, text in described.items():
