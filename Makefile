@@ -2,7 +2,7 @@
 SEED ?= 0
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint docs clean
+.PHONY: help setup demo test lint style imports types docs clean
 
 help:
 	@echo "make demo [SEED=n]   a small model learns to use a calculator, on this machine"
@@ -19,9 +19,16 @@ demo: setup
 	@$(BIN)/python examples/calculator/demo.py --seed $(SEED)
 
 lint: setup
+	@$(MAKE) --no-print-directory -j2 --output-sync=target types style imports
+
+style:
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
+
+imports:
 	@$(BIN)/lint-imports
+
+types:
 	@$(BIN)/pyright
 
 test: lint
