@@ -86,7 +86,9 @@ def test_loading_errors_name_the_key_and_the_line(tmp_path, spec, source, says):
 
 async def test_the_page_on_agents_does_what_it_says(tmp_path, renderer, script, limits):
     page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
-    world, notes, agent, branching, served = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    world, notes, others, agent, branching, served = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert "search(" in others
+    exec(others.partition("\n\n")[0])  # what it imports; corpus and server are nobody's here
     (row,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
     (tmp_path / "world.py").write_text(world)
     (tmp_path / "shelf.jsonl").write_text(row)
