@@ -24,7 +24,8 @@ class Gate(msgspec.Struct, frozen=True):
 
     def limit(self, version: int) -> int:
         """Groups that may have been opened in all, refunded ones aside, while the learner is at `version`."""
-        return math.floor((self.depth + version + 1) * self.batch + ROUNDING)
+        # The whole part apart: added to a large version, the fraction would lose its last digits.
+        return (version + 1) * self.batch + math.floor(self.depth * self.batch + ROUNDING)
 
     def capacity(self, version: int, accepted: int, running: int) -> int:
         """Groups that may be opened now; negative when there are more than the gate would let in."""

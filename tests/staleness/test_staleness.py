@@ -2,7 +2,7 @@
 
 from fractions import Fraction
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slipstream.staleness import Gate, expand, over_cutoff, sample_seed, sampled_tokens, staleness
@@ -12,6 +12,7 @@ runs = st.lists(st.builds(VersionRun, st.integers(0, 5), st.integers(-1, 9)), ma
 
 
 @given(st.integers(0, 60), st.integers(1, 256), st.integers(0, 10**6))
+@example(tenths=16, batch=100, version=262142)
 def test_the_limit_is_exact_for_decimal_depths(tenths: int, batch: int, version: int) -> None:
     """0.1 * 30 is 3, although floats say 2.9999999999999996 or 3.0000000000000004 somewhere."""
     exact = (Fraction(tenths, 10) + version + 1) * batch
